@@ -1,0 +1,1 @@
+"""Compact Convolutional Transformers on CIFAR with interchangeable token mixers and pooling."""

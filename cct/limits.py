@@ -1,0 +1,41 @@
+"""What a setting may be: the annotated types that signatures use and ``cct/config.py`` checks.
+
+A constructor that says ``rank: Count`` thereby refuses ``rank=0`` on the command line, by name and
+before anything is built.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``; an open end excludes its bound."""
+
+    low: float
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        above = number > self.low if self.open_low else number >= self.low
+        below = number < self.high if self.open_high else number <= self.high
+        return above and below and math.isfinite(number)
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.open_low else 'at least'} {self.low:g}"
+        if self.high == math.inf:
+            return low
+        return f"{low} and {'below' if self.open_high else 'at most'} {self.high:g}"
+
+
+MOST = 1e9  # no count of anything here is larger; a typing slip easily is
+
+Count = Annotated[int, Range(1, MOST)]
+Whole = Annotated[int, Range(0, MOST)]
+Number = Annotated[float, Range(-math.inf)]
+Positive = Annotated[float, Range(0, open_low=True)]
+NonNegative = Annotated[float, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+DropRate = Annotated[float, Range(0, 1, open_high=True)]  # 1 would drop everything, divided by 0
