@@ -1,0 +1,191 @@
+"""The configuration of a run: composed by Hydra, checked whole, and named.
+
+The schema of a group is the signature of what its yaml names (``cct/schema.py``), that of the top
+level is ``Settings``. Every mistake is a ValueError of one line that names the key and the value.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from cct.limits import Count, DropRate, Whole
+from cct.schema import check_mapping
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+Node = Callable[..., Any]  # a mapping whose _target_ is called with the rest of it
+
+
+class Settings:
+    """The keys at the top of ``conf/train.yaml``."""
+
+    mixer: Node
+    pool: Node
+    model: Node
+    data: Node
+    augment: Node
+    optimizer: Node
+    schedule: Node
+    epochs: Count
+    batch_size: Count
+    eval_batch_size: Count
+    seed: Whole
+    label_smoothing: DropRate
+    device: str
+    precision: Literal["auto", "fp32", "bf16"]
+    threads: Count | Literal["auto"]
+    study: str
+
+
+# What does not change a run's numbers, and so not its name. See ``identity`` for the exception.
+UNNAMED = ("seed", "study", "device", "threads", "data.root", "data.download", "eval_batch_size")
+
+
+def compose(overrides: list[str], extra: str | None = None) -> tuple[DictConfig, str]:
+    """Return the checked configuration of one run and its name; ``extra`` is a further folder."""
+    search = [f"hydra.searchpath=[file://{Path(extra).resolve()}]"] if extra else []
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            forced = [_force(override) for override in overrides]
+            whole = hydra_compose("train", [*search, *forced], return_hydra_config=True)
+    except MissingConfigException as mistake:
+        group, _, choice = str(mistake.missing_cfg_file).rpartition("/")
+        choices = ", ".join(mistake.options or []) or "none"
+        raise ValueError(f"{group}={choice}: no such choice; there are {choices}") from mistake
+    except (HydraException, OmegaConfBaseException) as mistake:
+        raise ValueError(" ".join(str(mistake).split())) from mistake
+    _check_parts(whole, overrides)
+    cfg = check(whole)
+    return cfg, name(cfg, whole.hydra.runtime.choices)
+
+
+def check_command_line(arguments: list[str]) -> list[DictConfig]:
+    """Return the configuration of each run that a command line asks for, one per set of seeds.
+
+    Nothing for a command that only asks Hydra for help or names another configuration.
+    """
+    asked = get_args_parser().parse_args(arguments)
+    if asked.help or asked.hydra_help or asked.info or asked.config_name or asked.config_path:
+        return []
+    jobs = [asked.overrides]
+    if asked.multirun or "hydra.mode=MULTIRUN" in asked.overrides:
+        jobs = expand(asked.overrides)
+    seedless = {
+        tuple(one for one in job if not re.fullmatch(r"seed=\d+", one)): job for job in jobs
+    }
+    return [compose(job, asked.config_dir)[0] for job in seedless.values()]
+
+
+def expand(overrides: list[str]) -> list[list[str]]:
+    """Return the overrides of each job of a sweep, in the order Hydra runs them."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
+    except HydraException as mistake:
+        raise ValueError(" ".join(str(mistake).split())) from mistake
+
+
+def _force(override: str) -> str:
+    """Let an unknown key through Hydra, so that ``check`` answers it like every other mistake."""
+    parsed = OverridesParser.create().parse_override(override)
+    if parsed.is_sweep_override():
+        raise ValueError(f"{override}: several values; add -m to run one after the other")
+    key = parsed.key_or_group
+    is_group = (CONF / key).is_dir() or "/" in key or "@" in override.partition("=")[0]
+    plain = not override.startswith(("+", "~")) and not is_group and not key.startswith("hydra.")
+    return f"++{override}" if plain else override
+
+
+def _check_parts(whole: DictConfig, overrides: list[str]) -> None:
+    """Refuse a setting given by hand for a part that the mixture does not have."""
+    components = OmegaConf.select(whole, "mixer.components") or []
+    for override in overrides:
+        given = re.match(r"\+*mixer\.parts\.(\w+)\.", override)
+        if given and given[1] not in components:
+            raise ValueError(f"{override}: {given[1]} is not among mixer.components={components}")
+
+
+def check(cfg: DictConfig) -> DictConfig:
+    """Return the configuration without Hydra's own part, every value of its declared type."""
+    try:
+        plain = OmegaConf.to_container(
+            OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), resolve=True
+        )
+    except OmegaConfBaseException as mistake:
+        raise ValueError(" ".join(str(mistake).split())) from mistake
+    assert isinstance(plain, dict)
+    if "parts" in plain.get("mixer", {}) and isinstance(plain["mixer"].get("components"), list):
+        _keep_components(plain["mixer"])
+    checked = check_mapping(plain, get_type_hints(Settings, include_extras=True), "")
+    if not re.fullmatch(r"\w[\w.-]*", checked["study"], re.ASCII):
+        raise ValueError(
+            f"study={checked['study']}: only letters, digits, _ - and . since it names a folder"
+        )
+    return OmegaConf.create(checked)
+
+
+def _keep_components(mixer: dict) -> None:
+    for part in mixer["components"]:
+        if part not in mixer["parts"]:
+            choices = ", ".join(mixer["parts"])
+            raise ValueError(f"mixer.components: no part {part}; there are {choices}")
+    mixer["parts"] = {part: mixer["parts"][part] for part in mixer["components"]}
+
+
+def identity(cfg: DictConfig) -> dict:
+    """Return what makes two runs the same but for their seed: the settings without ``UNNAMED``.
+
+    Where pooling looks across the batch, the evaluation batch size is part of it.
+    """
+    plain = OmegaConf.to_container(cfg)
+    assert isinstance(plain, dict)
+    for key in UNNAMED:
+        if key == "eval_batch_size" and looks_across_batch(cfg):
+            continue
+        group, _, name = key.rpartition(".")
+        (plain[group] if group else plain).pop(name, None)
+    return plain
+
+
+def looks_across_batch(cfg: DictConfig) -> bool:
+    """Whether an image's result depends on the images that are evaluated with it."""
+    return cfg.pool.get("axis") == "batch"
+
+
+def left_out(cfg: DictConfig) -> dict:
+    """Return the settings that ``identity`` leaves out, with their values."""
+    kept = identity(cfg)
+    values = {key: OmegaConf.select(cfg, key) for key in UNNAMED if key not in kept}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def digest(cfg: DictConfig) -> str:
+    """Return the hash of a checked configuration's ``identity``: ten hexadecimal digits."""
+    canonical = json.dumps(identity(cfg), sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+
+def name(cfg: DictConfig, choices: Mapping[str, str]) -> str:
+    """Return <mixer>-<pool>-<digest> of a checked configuration and Hydra's record of choices."""
+    for group in ("mixer", "pool"):
+        if group not in choices:
+            raise ValueError(f"{group}: exactly one choice is needed, there is no list of them")
+    return f"{choices['mixer']}-{choices['pool']}-{digest(cfg)}"
+
+
+def _run_name(*, _root_: DictConfig) -> str:
+    return name(check(_root_), _root_.hydra.runtime.choices)
+
+
+OmegaConf.register_new_resolver("run_name", _run_name, replace=True)

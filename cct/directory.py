@@ -1,0 +1,49 @@
+"""A run's directory: whose it is, whether it is finished, and that one process at a time has it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from omegaconf import DictConfig, OmegaConf
+
+from cct.record import read_summary
+
+
+def summary_of(out: Path, name: str) -> dict[str, Any] | None:
+    """Return the summary of an earlier start of this run; ValueError if another one lives here."""
+    summary = read_summary(out)
+    if summary and summary["name"] != name:
+        raise ValueError(f"{out} holds the run {summary['name']}; this command is {name}")
+    return summary
+
+
+@contextmanager
+def owned(out: Path) -> Iterator[None]:
+    """Hold the directory's lock, which the system releases however this process ends."""
+    out.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out / "run.lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(f"{out}: another process is training this run") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_configuration(out: Path, cfg: DictConfig, hydra: Any) -> None:
+    """Write what Hydra would have written to ``.hydra``, once the directory is owned."""
+    (out / ".hydra").mkdir(exist_ok=True)
+    OmegaConf.save(cfg, out / ".hydra" / "config.yaml")
+    OmegaConf.save(hydra, out / ".hydra" / "hydra.yaml")
+    OmegaConf.save(hydra.overrides.task, out / ".hydra" / "overrides.yaml")
+
+
+def remove_empty(out: Path) -> None:
+    """Remove the folders that Hydra made for a run that was refused, unless others use them."""
+    with suppress(OSError):
+        for folder in (out, out.parent, out.parent.parent):
+            folder.rmdir()

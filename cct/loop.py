@@ -1,0 +1,184 @@
+"""The training loop, whole."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from cct import checkpoint
+from cct.augment import Policy
+from cct.data import Data, Split
+from cct.randomness import generator, seed_of
+from cct.record import Record, versions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers that steer training; sizes in images, the precision is fp32 or bf16."""
+
+    epochs: int
+    batch_size: int
+    eval_batch_size: int
+    label_smoothing: float
+    seed: int
+    precision: str
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Data, split: Split, plan: Plan) -> tuple[float, int]:
+    """Return the mean cross entropy, without smoothing, and the number of correct images."""
+    model.eval()
+    device = split.labels.device
+    loss = torch.zeros((), dtype=torch.float64 if device.type != "mps" else None, device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    batches = zip(
+        split.images.split(plan.eval_batch_size),
+        split.labels.split(plan.eval_batch_size),
+        strict=True,
+    )
+    for images, labels in batches:
+        with plan.autocast(device):
+            logits = model(data.normalize(images)).float()
+        loss += F.cross_entropy(logits, labels, reduction="sum")
+        correct += (logits.argmax(1) == labels).sum()
+    return loss.item() / len(split), int(correct.item())
+
+
+def require_finite(losses: Tensor, steps_before: int) -> None:
+    """Raise FloatingPointError naming the first step whose loss is not a finite number."""
+    wrong = (~losses.isfinite()).nonzero()
+    if len(wrong):
+        step = int(wrong[0].item())
+        raise FloatingPointError(
+            f"the loss is {losses[step].item()} at step {steps_before + step + 1}"
+        )
+
+
+def train_epoch(
+    model: nn.Module,
+    data: Data,
+    augment: Policy,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    epoch: int,
+    bar: tqdm,
+) -> dict[str, float]:
+    """Train on every image once; return the mean loss, top-1 and gradient norm.
+
+    The order of images, the augmentation and dropout are functions of (seed, epoch).
+    """
+    model.train()
+    split, device = data.train, data.train.labels.device
+    torch.manual_seed(seed_of(plan.seed, "dropout", epoch))
+    order = torch.randperm(len(split), generator=generator(plan.seed, "order", epoch)).to(device)
+    draws = augment.draw(len(split), generator(plan.seed, "augment", epoch)).to(device)
+    batches = list(zip(order.split(plan.batch_size), draws.split(plan.batch_size), strict=True))
+    losses = torch.zeros(len(batches), device=device)
+    norms = torch.zeros(len(batches), device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    checked, due = 0, time.monotonic() + 1
+    for step, (index, drawn) in enumerate(batches):
+        images, labels = augment(split.images[index], drawn), split.labels[index]
+        with plan.autocast(device):
+            logits = model(data.normalize(images)).float()
+        loss = F.cross_entropy(logits, labels, label_smoothing=plan.label_smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norms[step] = nn.utils.get_total_norm(gradients)
+        optimizer.step()
+        losses[step] = loss.detach()
+        correct += (logits.argmax(1) == labels).sum()
+        bar.update(len(index))
+        if time.monotonic() > due:  # waits for the device, so not at every step
+            require_finite(losses[checked : step + 1], epoch * len(batches) + checked)
+            checked, due = step + 1, time.monotonic() + 1
+    require_finite(losses, epoch * len(batches))
+    sizes = torch.tensor([len(index) for index, _ in batches], device=device)
+    return {
+        "loss": (losses * sizes).sum().item() / len(split),
+        "top1": 100 * correct.item() / len(split),
+        "gradient_norm": norms.mean().item(),
+    }
+
+
+def fit(
+    model: nn.Module,
+    data: Data,
+    augment: Policy,
+    optimizer: torch.optim.Optimizer,
+    schedule: Callable[[int], float],
+    record: Record,
+    plan: Plan,
+    configuration: dict[str, Any],
+) -> None:
+    """Train from the epoch after the record's last to the plan's last, recording each.
+
+    After every epoch ``last.pt`` holds the state to go on from, and ``best.pt`` that of the best
+    epoch on the test set. Raises FloatingPointError when the loss is not finite.
+    """
+    start, count = len(record.rows), len(data.train)
+    with tqdm(
+        total=plan.epochs * count,
+        initial=start * count,
+        unit=" images",
+        unit_scale=True,
+        dynamic_ncols=True,
+        leave=False,
+        disable=None,
+    ) as bar:
+        for epoch in range(start, plan.epochs):
+            bar.set_description(f"Epoch {epoch + 1}/{plan.epochs}")
+            began = time.monotonic()
+            rate = schedule(epoch)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            trained = train_epoch(model, data, augment, optimizer, plan, epoch, bar)
+            training_seconds = time.monotonic() - began
+            test_loss, correct = evaluate(model, data, data.test, plan)
+            if not math.isfinite(test_loss):
+                raise FloatingPointError(f"the test loss is {test_loss} after epoch {epoch + 1}")
+            row = {
+                "epoch": epoch + 1,
+                "lr": rate,
+                "train_loss": trained["loss"],
+                "train_top1": trained["top1"],
+                "test_loss": test_loss,
+                "test_top1": 100 * correct / len(data.test),
+                "test_correct": correct,
+                "test_count": len(data.test),
+                "seconds": time.monotonic() - began,
+                "images_per_second": count / training_seconds,
+            }
+            record.add_epoch(row, trained["gradient_norm"])
+            save(record.out, model, optimizer, epoch + 1, configuration, record.best["epoch"])
+
+
+def save(
+    out: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    epoch: int,
+    configuration: dict[str, Any],
+    best_epoch: int,
+) -> None:
+    """Write ``last.pt``, and ``best.pt`` first where this epoch is the best."""
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "epoch": epoch,
+        "config": configuration,
+        "versions": versions(),
+    }
+    for name in ("best.pt", "last.pt") if epoch == best_epoch else ("last.pt",):
+        checkpoint.save(out / name, **state)

@@ -1,0 +1,60 @@
+"""What ``device``, ``precision`` and ``threads`` mean on this machine."""
+
+import math
+import os
+from pathlib import Path
+
+import torch
+
+DEVICES = "auto, cpu, cuda, cuda:<number>, mps"
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of this name; ``auto`` is the best there is. ValueError if it is absent."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in {"cpu", "cuda", "mps"} or (
+        ":" in name and not (kind == "cuda" and number.isdecimal())
+    ):
+        raise ValueError(f"device={name}: choices are {DEVICES}")
+    if kind == "cuda" and not cuda:
+        raise ValueError(f"device={name}: no CUDA device can be used here; choices are auto, cpu")
+    if number and int(number) >= torch.cuda.device_count():
+        raise ValueError(f"device={name}: the last CUDA device is {torch.cuda.device_count() - 1}")
+    if kind == "mps" and not mps:
+        raise ValueError(f"device={name}: no Apple GPU can be used here; choices are auto, cpu")
+    return torch.device(name)
+
+
+def resolve_precision(name: str, device: torch.device) -> str:
+    """Return fp32 or bf16; ``auto`` is bf16 on CUDA and fp32 elsewhere."""
+    if name == "auto":
+        return "bf16" if device.type == "cuda" else "fp32"
+    return name
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may keep busy: its affinity, limited by its cgroup."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if limit.is_file():
+        quota, _, period = limit.read_text().partition(" ")
+        if quota != "max":
+            return max(1, min(cores or 1, math.ceil(int(quota) / int(period))))
+    return cores or 1
+
+
+def resolve_threads(threads: int | str) -> int:
+    """Return the number of threads; ``auto`` is all usable cores. ValueError for more."""
+    usable = usable_cores()
+    if threads == "auto":
+        return usable
+    if int(threads) > usable:
+        raise ValueError(f"threads={threads}: this process may use {usable}")
+    return int(threads)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

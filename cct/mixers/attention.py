@@ -1,0 +1,87 @@
+"""Attention of any kind: values mixed by the softmax of some scores.
+
+Shapes: B images, N tokens, D dim, H heads, P = D / H; M = N where a token is mixed over.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from cct.mixers.scores import Mixture
+
+
+class Attention(nn.Module):
+    """Mix values by the softmax over keys of scores, per head, then project.
+
+    (B, N, D) to (B, N, D). Raises ValueError for another number of tokens than it was built for.
+    Where the scores do not depend on the input, the map is computed once for the whole batch, and
+    dropout draws one mask per step that all images share: a mask per image would need the map
+    once per image and so cost what the sharing saves.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        tokens: int,
+        heads: int,
+        grid: tuple[int, int],  # noqa: ARG002
+        prefix: int,  # noqa: ARG002
+        dropout: float,
+        *,
+        scores: Callable[..., nn.Module],
+    ) -> None:
+        super().__init__()
+        self.tokens, self.heads = tokens, heads
+        self.scores = scores(dim, tokens, heads)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.project = nn.Linear(dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def map(self, x: Tensor) -> Tensor:
+        """Return the mixing map (B or 1, H, N, N) before dropout; each row sums to one."""
+        if x.shape[1] != self.tokens:
+            raise ValueError(f"this mixer was built for {self.tokens} tokens, not {x.shape[1]}")
+        scores = self.scores(x)
+        # In bfloat16 the rows would sum to one only within a thousandth.
+        return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = self.value(x).unflatten(-1, (self.heads, -1))  # B M H P
+        weights = self.dropout(self.map(x)).to(values.dtype)  # (B or 1) H N M
+        if len(weights) == 1:  # one product over heads; broadcasting would copy the map B times
+            mixed = torch.einsum("hnm,bmhp->bnhp", weights[0], values)
+        else:
+            mixed = torch.einsum("bhnm,bmhp->bnhp", weights, values)
+        return self.project(mixed.flatten(2))  # B N D
+
+
+class MixtureAttention(Attention):
+    """Attention over a learned mixture of other mixers' scores (Tay et al. 2020, arXiv:2005.00743).
+
+    ``components`` names two or more of ``parts``, whose scores are added with learned weights that
+    sum to one, before the one softmax. Raises ValueError for fewer or for a name not in ``parts``.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        tokens: int,
+        heads: int,
+        grid: tuple[int, int],
+        prefix: int,
+        dropout: float,
+        *,
+        components: list[str],
+        parts: dict[str, Callable[..., Attention]],
+    ) -> None:
+        if len(components) < 2:
+            raise ValueError(f"mixer.components={components}: a mixture has two or more")
+        for name in components:
+            if name not in parts:
+                raise ValueError(
+                    f"mixer.components: no part called {name}; choices are {', '.join(parts)}"
+                )
+        sizes = (dim, tokens, heads, grid, prefix, dropout)
+        mixed = [parts[name](*sizes).scores for name in components]
+        super().__init__(*sizes, scores=lambda *_: Mixture(mixed))

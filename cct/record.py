@@ -1,0 +1,190 @@
+"""What a run leaves behind: lines and curves for people, JSON for programs.
+
+``metrics.jsonl`` has one row per epoch, ``summary.json`` the state and result of the run, and
+``train.log`` the lines of the console; the TensorBoard event file lies beside them.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+from cct.checkpoint import replacing
+
+PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "timm", "numpy")
+
+
+def read_summary(out: Path) -> dict[str, Any] | None:
+    """Return a run's summary, or None where no run was started; ValueError if it is damaged."""
+    path = out / "summary.json"
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as damage:
+        raise ValueError(f"{path}: not a summary that can be read ({damage})") from damage
+
+
+def read_rows(out: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl that were written whole."""
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def versions() -> dict[str, str]:
+    return {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}}
+
+
+def git_commit() -> str | None:
+    """Return the commit of this code, with ``+`` where files differ from it; None without git."""
+    folder = Path(__file__).parent
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--match="]
+    try:
+        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()
+
+
+class RunFailed(Exception):
+    """A run that had begun stopped before its end; the message says why."""
+
+
+class Record:
+    """The open records of one run in its directory, continued after ``epoch`` finished epochs."""
+
+    def __init__(self, out: Path, epoch: int) -> None:
+        # Slow to import, and of no use to a run that is refused.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.out = out
+        self.rows = read_rows(out)[:epoch]
+        assert len(self.rows) == epoch, "metrics.jsonl lacks an epoch that the checkpoint has"
+        self._write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows))
+        self.curves = SummaryWriter(str(out), purge_step=epoch + 1 if epoch else None)
+        self.facts = read_summary(out) or {}
+
+    def _write(self, name: str, text: str) -> None:
+        with replacing(self.out / name) as temporary:
+            temporary.write_text(text)
+
+    def say(self, line: str) -> None:
+        """Print a line, above the progress bar if there is one, and keep it in train.log."""
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
+        with (self.out / "train.log").open("a") as log:
+            log.write(line + "\n")
+
+    def summarise(self, **facts: Any) -> None:
+        """Add facts to summary.json."""
+        self.facts |= facts
+        self._write("summary.json", json.dumps(self.facts, indent=1, allow_nan=False) + "\n")
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The row of the best epoch so far, chosen on the test set; the earliest of equals."""
+        return max(self.rows, key=lambda row: row["test_top1"])
+
+    @property
+    def seconds(self) -> float:
+        return sum(row["seconds"] for row in self.rows)
+
+    def add_epoch(self, row: dict[str, Any], gradient_norm: float) -> None:
+        """Write one epoch's row everywhere; numbers that are not finite become null."""
+        row = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in row.items()
+        }
+        self.rows.append(row)
+        with (self.out / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+        curves = {
+            "loss/train": row["train_loss"],
+            "loss/test": row["test_loss"],
+            "top1/train": row["train_top1"],
+            "top1/test": row["test_top1"],
+            "learning_rate": row["lr"],
+            "images_per_second": row["images_per_second"],
+            "gradient_norm": gradient_norm,
+        }
+        for name, value in curves.items():
+            if value is not None:
+                self.curves.add_scalar(name, value, row["epoch"])
+        self.curves.flush()
+        minutes = self.seconds / 60
+        self.say(f"[Epoch {row['epoch']}] Top-1 {row['test_top1']:.2f} Time: {minutes:.2f}")
+
+    def begin(self, facts: dict[str, Any], header: Iterable[str]) -> None:
+        """Print the header and note what the run is, before its first epoch."""
+        for line in header:
+            self.say(line)
+        self.summarise(status="running", reason=None, epochs=len(self.rows), **facts)
+
+    def finish(self, configuration: dict[str, Any], pictures: dict[str, Tensor]) -> None:
+        """Write the result to the summary, and to TensorBoard beside the hyperparameters.
+
+        ``pictures`` are images (3 or 1, height, width), from 0 to 1, under their names.
+        """
+        from torch.utils.tensorboard.summary import hparams
+
+        final, best = self.rows[-1], self.best
+        result = {"final_top1": final["test_top1"], "best_top1": best["test_top1"]}
+        # SummaryWriter.add_hparams would put them into a second run.
+        for event in hparams(_flat(configuration), {f"result/{k}": v for k, v in result.items()}):
+            self.curves._get_file_writer().add_summary(event)
+        for key, value in result.items():
+            self.curves.add_scalar(f"result/{key}", value, final["epoch"])
+        for name, picture in pictures.items():
+            self.curves.add_image(name, picture.cpu(), final["epoch"])
+        self.say(
+            f"Script finished in {self.seconds / 60:.2f} minutes, best top-1: "
+            f"{best['test_top1']:.2f}, final top-1: {final['test_top1']:.2f}"
+        )
+        self.summarise(
+            status="finished",
+            **result,
+            best_epoch=best["epoch"],
+            best_chosen_on="test set",
+            epochs=final["epoch"],
+            seconds=self.seconds,
+        )
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Close the records; say why a run stops early, with the traceback in train.log."""
+        self.curves.close()
+        if error is None:
+            return
+        done = {"epochs": len(self.rows), "seconds": self.seconds}
+        if not isinstance(error, Exception):  # Ctrl-C and SIGTERM
+            self.say(f"Interrupted; the same command goes on after epoch {len(self.rows)}")
+            self.summarise(status="interrupted", **done)
+            return
+        with (self.out / "train.log").open("a") as log:
+            traceback.print_exception(error, file=log)
+        reason = " ".join(str(error).split()) or kind.__name__
+        self.summarise(status="failed", reason=reason, **done)
+        raise RunFailed(f"{reason} ({self.out / 'train.log'})") from error
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif not key.startswith("_"):
+            flat[f"{prefix}{key}"] = value if isinstance(value, int | float) else str(value)
+        elif key == "_target_":
+            flat[prefix.rstrip(".")] = str(value).rpartition(".")[2]
+    return flat

@@ -1,0 +1,109 @@
+"""Checking settings against the signatures that take them.
+
+A setting of a node is a keyword-only argument of the class or function its ``_target_`` names, with
+the type and range of its annotation (``cct/limits.py``); what the program itself passes is
+positional. Every mistake is a ValueError of one line that names the key, the value and what is
+allowed.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hydra.utils import get_object
+
+from cct.limits import Range
+
+
+def check_mapping(values: Mapping, kinds: Mapping[str, Any], key: str) -> dict:
+    prefix = f"{key}." if key else ""
+    for name in values:
+        if name not in kinds:
+            close = difflib.get_close_matches(str(name), kinds, 1)
+            known = ", ".join(kinds) or "none for this choice"
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"there are: {known}"
+            raise ValueError(f"{prefix}{name}: no such setting; {hint}")
+    for name in kinds:
+        if name not in values:
+            raise ValueError(f"{prefix}{name}: missing")
+    return {name: _check_value(values[name], kinds[name], f"{prefix}{name}") for name in values}
+
+
+def _check_node(node: Any, key: str) -> dict:
+    if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+        raise ValueError(f"{key}={node}: a choice of conf/{key.replace('.', '/')} is needed here")
+    try:
+        target = get_object(node["_target_"])
+    except Exception as mistake:  # whatever importing the named module raises
+        raise ValueError(f"{key}._target_={node['_target_']}: {mistake}") from mistake
+    meta = {name: node[name] for name in ("_target_", "_partial_") if name in node}
+    settings = {name: value for name, value in node.items() if name not in meta}
+    return {**meta, **check_mapping(settings, settings_of(target), key)}
+
+
+def settings_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword-only arguments of a class or function with their annotations."""
+    function = target.__init__ if inspect.isclass(target) else target
+    hints = get_type_hints(function, include_extras=True)
+    arguments = inspect.signature(function).parameters.values()
+    return {a.name: hints[a.name] for a in arguments if a.kind is a.KEYWORD_ONLY}
+
+
+def _check_value(value: Any, kind: Any, key: str) -> Any:
+    """Return the value as its annotated type; ValueError naming key, value and what is allowed."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Callable:
+        return _check_node(value, key)
+    if origin in (Union, UnionType):
+        for option in arguments:
+            if _fits(value, option):
+                return _check_value(value, option, key)
+    elif origin is dict and isinstance(value, Mapping):
+        return check_mapping(value, dict.fromkeys(value, arguments[1]), key)
+    elif origin is list and isinstance(value, list):
+        return [_check_value(one, arguments[0], f"{key}[{i}]") for i, one in enumerate(value)]
+    elif _fits(value, kind):
+        convert = {float: float, str: str}.get(_base(kind), lambda same: same)
+        return convert(value)
+    shown = "null" if value is None else value
+    raise ValueError(f"{key}={shown}: must be {describe(kind)}")
+
+
+def _base(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        inside = [limit for limit in arguments[1:] if isinstance(limit, Range)]
+        return _fits(value, arguments[0]) and all(value in limit for limit in inside)
+    if origin is Literal:
+        return any(value == one and type(value) is type(one) for one in arguments)
+    if origin is list:
+        return isinstance(value, list)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is NoneType:
+        return value is None
+    if kind is str:
+        return type(value) in (str, int)  # study=2026
+    return type(value) is kind  # bool is an int to isinstance
+
+
+def describe(kind: Any) -> str:
+    """Say in words what values an annotation allows."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        limits = " ".join(str(limit) for limit in arguments[1:])
+        return f"{describe(arguments[0])} {limits}"
+    if origin in (Union, UnionType):
+        return " or ".join(describe(one) for one in arguments)
+    if origin is Literal:
+        return f"{'one of ' * (len(arguments) > 1)}{', '.join(map(str, arguments))}"
+    if origin is list:
+        return f"a list [...] of: {describe(arguments[0])}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return words.get(kind, "null" if kind is NoneType else "settings of a group")
