@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -173,10 +173,9 @@ class CCT(nn.Module):
         with _evaluating(self):
             x, maps = self.embed(images), []
             for block in self.blocks:
-                mixer = block.get_submodule("mixer")
-                maps.append(
-                    mixer.map(block.get_submodule("norm1")(x)) if hasattr(mixer, "map") else None
-                )
+                mixer: Any = block.get_submodule("mixer")
+                norm = block.get_submodule("norm1")
+                maps.append(mixer.map(norm(x)) if hasattr(mixer, "map") else None)
                 x = block(x)
         return maps
 

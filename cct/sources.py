@@ -104,9 +104,10 @@ class CIFAR10:
             raise ValueError(f"data.root={self.root}: {above} cannot be written to")
 
     def _refusal(self, reason: str) -> ValueError:
+        allow = "" if self.download else "set data.download=true, or "
         return ValueError(
-            f"data.root={self.root}: {reason}; get it with data.download=true or put "
-            f"{self.url} there, or use data=digits or data=synthetic, which need no download"
+            f"data.root={self.root}: {reason}; {allow}put {self.url} there, "
+            "or use data=digits or data=synthetic, which need no download"
         )
 
     def _listed(self, names: list[str]) -> str:
@@ -183,7 +184,7 @@ class CIFAR10:
             warnings.filterwarnings("ignore", r"dtype\(\): align should be passed as")
             dataset = self.official()(self.root, train=train)
         assert dataset.classes == self.classes
-        images = torch.from_numpy(dataset.data.transpose(0, 3, 1, 2)).contiguous()  # N 3 32 32
+        images = torch.from_numpy(dataset.data.transpose(0, 3, 1, 2))  # N 3 32 32
         return Split(images, torch.tensor(dataset.targets))
 
 

@@ -177,8 +177,10 @@ def test_a_class_with_too_few_images_is_named():
     with pytest.raises(ValueError, match="class 3 has 0 images, equal shares take 1"):
         balanced_subset(labels, 4, 4)
     assert len(balanced_subset(labels, 8, 3)) == 8
+    scarce = torch.tensor([0] * 9 + [1] * 2 + [2] * 2)  # 3, 2, 2 can be had, 3, 3, 2 cannot
+    assert len(balanced_subset(scarce, 7, 3)) == 7
     with pytest.raises(ValueError, match="class 1 has 2 images, equal shares take 3"):
-        balanced_subset(labels, 9, 3)
+        balanced_subset(scarce, 8, 3)
 
 
 def test_a_subset_larger_than_all_is_refused():

@@ -456,8 +456,8 @@ def test_a_root_that_cannot_be_written_to_is_refused(
     assert asked == [(tmp_path, os.W_OK)]
 
 
-def test_a_file_in_the_place_of_the_folder_is_one_line(official: Official, tmp_path: Path):
-    (tmp_path / f".{CIFAR10.folder}.lock").mkdir()  # no lock can be had
+def test_a_root_where_no_lock_can_be_had_is_one_line(official: Official, tmp_path: Path):
+    (tmp_path / f".{CIFAR10.folder}.lock").mkdir()
     official.put_archive(tmp_path)
     line = refusal(official.construct(tmp_path))
     assert line.startswith(f"data.root={tmp_path}: ")
