@@ -70,9 +70,9 @@ def run(cfg: DictConfig, out: Path, name: str) -> float:
     device = machine.resolve_device(cfg.device)
     torch.set_num_threads(machine.resolve_threads(cfg.threads))
     source = build_source(cfg)
+    schedule = build_schedule(cfg)
     torch.manual_seed(seed_of(cfg.seed, "init"))
     model = build_model(cfg, len(source.classes), source.image_size)
-    schedule = build_schedule(cfg)
     data = source.load()
     with directory.owned(out):
         earlier = directory.summary_of(out, name)  # it may have been trained meanwhile

@@ -130,7 +130,10 @@ class CCT(nn.Module):
     ) -> None:
         super().__init__()
         if dim % heads:
-            raise ValueError(f"model.heads={heads} does not divide model.dim={dim}")
+            divisors = ", ".join(str(n) for n in range(1, 65) if dim % n == 0)
+            raise ValueError(
+                f"model.heads={heads} does not divide model.dim={dim}; of use: {divisors}"
+            )
         if int(dim * mlp_ratio) < 1:
             raise ValueError(f"model.mlp_ratio={mlp_ratio} leaves no hidden unit at dim={dim}")
         self.tokenizer = Tokenizer(dim, kernel_size, conv_layers)

@@ -19,12 +19,13 @@ from cct.limits import Range
 
 def check_mapping(values: Mapping, kinds: Mapping[str, Any], key: str) -> dict:
     prefix = f"{key}." if key else ""
-    for name in values:
+    for name, value in values.items():
         if name not in kinds:
+            given = "" if isinstance(value, Mapping) else f"={value}"
             close = difflib.get_close_matches(str(name), kinds, 1)
             known = ", ".join(kinds) or "none for this choice"
             hint = f"did you mean {prefix}{close[0]}?" if close else f"there are: {known}"
-            raise ValueError(f"{prefix}{name}: no such setting; {hint}")
+            raise ValueError(f"{prefix}{name}{given}: no such setting; {hint}")
     for name in kinds:
         if name not in values:
             raise ValueError(f"{prefix}{name}: missing")

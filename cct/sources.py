@@ -527,4 +527,4 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(f"{error or type(error).__name__}".split())
+    return " ".join((str(error) or type(error).__name__).split())
