@@ -30,8 +30,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torchvision import datasets
 
-from cct import sources
-from cct.sources import CIFAR10, CIFAR100, Digits, Folder, Synthetic
+from cct.sources import CIFAR10, CIFAR100, Digits, Folder, Synthetic, cifar, common
 
 torch.set_num_threads(1)
 
@@ -262,7 +261,7 @@ def test_resizing_in_chunks_is_resizing_at_once(
 ):
     official.unpack(tmp_path)
     whole = official.construct(tmp_path, image_size=16).load()
-    monkeypatch.setattr(sources, "VALUES_AT_ONCE", 7 * 3 * 32 * 32)
+    monkeypatch.setattr(common, "VALUES_AT_ONCE", 7 * 3 * 32 * 32)
     assert official.construct(tmp_path, image_size=16).load().fingerprint == whole.fingerprint
 
 
@@ -346,8 +345,8 @@ def test_a_failing_network_is_told_within_seconds(either: Official, tmp_path: Pa
 def test_a_server_that_never_answers_is_given_up(
     official: Official, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    assert sources.SOCKET_TIMEOUT <= 20
-    monkeypatch.setattr(sources, "SOCKET_TIMEOUT", 0.2)
+    assert cifar.SOCKET_TIMEOUT <= 20
+    monkeypatch.setattr(cifar, "SOCKET_TIMEOUT", 0.2)
     socket.setdefaulttimeout(7.0)
     start = time.monotonic()
     try:
@@ -467,8 +466,8 @@ def test_a_root_where_no_lock_can_be_had_is_one_line(official: Official, tmp_pat
 
 
 def test_a_reason_is_one_line_and_never_empty():
-    assert sources._one_line(OSError("first\n  second\n")) == "first second"
-    assert sources._one_line(TimeoutError()) == "TimeoutError"
+    assert common.one_line(OSError("first\n  second\n")) == "first second"
+    assert common.one_line(TimeoutError()) == "TimeoutError"
 
 
 # CIFAR: several processes

@@ -1,0 +1,167 @@
+"""Images of a person's own, in folders."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cct.data import Data, Split
+from cct.limits import Count
+from cct.sources.common import balanced, height_and_width, one_line, self_measured
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
+
+
+class Folder:
+    """Images in ``root/{train,test}/<class>/``, one size or all brought to ``image_size``.
+
+    ValueError if there is nothing to learn or to test, or the two halves do not fit together.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        image_size: Count | list[Count] | None,
+        train_size: Count | None,
+        test_size: Count | None,
+    ) -> None:
+        self.root = Path(root).expanduser()
+        size = height_and_width(image_size)
+        self.resize = size is not None
+        self.classes = _class_folders(self.root)
+        train, test = _listing(self.root / "train"), _listing(self.root / "test")
+        self._refuse_misfit(train, test)
+        self.train_files, self.train_labels = self._chosen("train", train, train_size)
+        self.test_files, self.test_labels = self._chosen("test", test, test_size)
+        self.train_size, self.test_size = len(self.train_files), len(self.test_files)
+        self.image_size = size or _header_size(self.train_files[0])
+
+    def load(self) -> Data:
+        """Decode the chosen images on all processors this process may use."""
+        train = Split(self._decoded("train", self.train_files), self.train_labels)
+        test = Split(self._decoded("test", self.test_files), self.test_labels)
+        name = f"the images in {self.root} (not the official CIFAR-10, whatever its classes are)"
+        return self_measured(name, self.classes, train, test)
+
+    def _refuse_misfit(self, train: dict[str, list[Path]], test: dict[str, list[Path]]) -> None:
+        if len(self.classes) < 2:
+            raise ValueError(
+                f"data.root={self.root}: train/ has only the class {self.classes[0]}, "
+                "there is nothing to learn"
+            )
+        for name, files in train.items():
+            if not files:
+                suffixes = ", ".join(IMAGE_SUFFIXES)
+                raise ValueError(f"data.root={self.root}: no image in train/{name} ({suffixes})")
+        unknown = [name for name, files in test.items() if files and name not in train]
+        if unknown:
+            raise ValueError(
+                f"data.root={self.root}: train/ has no class {unknown[0]}, test/{unknown[0]} has"
+            )
+        if not any(test.values()):
+            raise ValueError(f"data.root={self.root}: there is no image in test/<class>/")
+
+    def _chosen(
+        self, half: str, listing: dict[str, list[Path]], size: int | None
+    ) -> tuple[list[Path], Tensor]:
+        files = [path for name in self.classes for path in listing.get(name, [])]
+        counts = torch.tensor([len(listing.get(name, [])) for name in self.classes])
+        labels = torch.arange(len(self.classes)).repeat_interleave(counts)
+        chosen = balanced(half, size, labels, self.classes)
+        return [files[index] for index in chosen.tolist()], labels[chosen]
+
+    def _decoded(self, half: str, files: list[Path]) -> Tensor:
+        from PIL import Image
+        from tqdm import tqdm
+
+        Image.init()  # threads that open their first images at once could miss some formats
+        images = torch.empty(len(files), 3, *self.image_size, dtype=torch.uint8)  # N 3 H W
+        pixels = images.numpy()  # the same memory; assigning to it is the faster of the two
+        blocks = range(0, len(files), 64)  # a task of one small image costs more than its decoding
+
+        def decode_block(start: int) -> int:
+            block = files[start : start + 64]
+            for index, path in enumerate(block, start):
+                image = _decoded_image(path, self.image_size, resize=self.resize)
+                pixels[index] = image.transpose(2, 0, 1)  # H W 3 -> 3 H W
+            return len(block)
+
+        with (
+            ThreadPoolExecutor(_processors()) as pool,
+            tqdm(total=len(files), desc=f"decoding {half}", disable=None, leave=False) as progress,
+        ):
+            for count in pool.map(decode_block, blocks):
+                progress.update(count)
+        return images
+
+
+def _class_folders(root: Path) -> list[str]:
+    wanted = f"expected {root}/{{train,test}}/<class>/<image>"
+    if not root.exists():
+        raise ValueError(f"data.root={root}: no such directory; {wanted}")
+    if not root.is_dir():
+        raise ValueError(f"data.root={root}: this is a file; {wanted}")
+    for half in ("train", "test"):
+        if not (root / half).is_dir():
+            raise ValueError(f"data.root={root}: there is no {half}/ in it; {wanted}")
+    classes = list(_listing(root / "train"))
+    if not classes:
+        raise ValueError(f"data.root={root}: train/ has no class folder; {wanted}")
+    return classes
+
+
+def _listing(half: Path) -> dict[str, list[Path]]:
+    """The images of each class folder, sorted; hidden files and folders are none of them."""
+    listing = {}
+    for folder in sorted(path for path in half.iterdir() if path.is_dir()):
+        if not folder.name.startswith("."):
+            listing[folder.name] = [
+                folder / name
+                for name in sorted(os.listdir(folder))
+                if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+            ]
+    return listing
+
+
+def _header_size(path: Path) -> tuple[int, int]:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return image.height, image.width
+    except Exception as error:  # a broken file raises whatever its format's decoder trips over
+        raise ValueError(f"{path} is not a readable image: {one_line(error)}") from error
+
+
+def _decoded_image(path: Path, size: tuple[int, int], *, resize: bool) -> np.ndarray:
+    """One image as uint8 (H, W, 3); ValueError naming the file if it cannot be used."""
+    from PIL import Image
+
+    height, width = size
+    try:
+        with Image.open(path) as file:
+            deep = file.mode.startswith(("I", "F"))
+            image = file.convert("RGB")
+    except Exception as error:  # as in _header_size
+        raise ValueError(f"{path} cannot be decoded: {one_line(error)}") from error
+    if deep:  # converting would cut all values at 255
+        raise ValueError(f"{path} has more than 8 bits per channel, 8 are needed")
+    if resize:
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    elif (image.height, image.width) != size:
+        raise ValueError(
+            f"{path} is {image.height}x{image.width}, the first image is {height}x{width}: "
+            f"resize all with data.image_size=, e.g. data.image_size=[{height},{width}]"
+        )
+    return np.asarray(image)
+
+
+def _processors() -> int:
+    """How many this process may use; a container often has fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
