@@ -1,6 +1,7 @@
 """What a run says about itself before its first epoch."""
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,34 +16,39 @@ def header(
     model: CCT,
     counted: Cost,
     facts: Mapping[str, Any],
-) -> Iterator[str]:
-    """Give the lines of a run's header; ``facts`` are those of its summary."""
+) -> list[str]:
+    """Return the lines of a run's header; ``facts`` are those of its summary."""
     height, width = data.train.images.shape[-2:]
-    yield f"{facts['name']} seed {configuration['seed']}"
-    yield f"data       {data.name}"
-    yield (
-        f"           {len(data.train):,} training and {len(data.test):,} test images of "
-        f"{height}x{width}, {len(data.classes)} classes"
-    )
-    yield f"           fingerprint {data.fingerprint[:16]}"
-    yield f"           mean {_three(data.mean)} measured {_three(data.measured_mean)}"
-    yield f"           std  {_three(data.std)} measured {_three(data.measured_std)}"
-    yield from (f"           {line}" for line in data.warnings())
-    yield (
-        f"model      {counted.trainable:,} trainable and {counted.frozen:,} frozen parameters, "
-        f"{counted.multiply_adds / 1e6:.1f} M"
-    )
     grid = "x".join(map(str, model.grid))
-    before = f" and {model.pool.prefix} before them" if model.pool.prefix else ""
-    yield f"           multiply-adds an image, {model.tokens} tokens: {grid}{before}"
-    for group in ("mixer", "pool", "augment", "optimizer"):
-        yield f"{group:<11}{_settings(configuration[group])}"
-    schedule = _words(facts["schedule"])
-    yield f"schedule   {schedule}"
+    before = f" and {model.pool.prefix} before it" if model.pool.prefix else ""
     batch = min(configuration["batch_size"], len(data.train))
-    steps = -(-len(data.train) // batch)
-    yield f"training   {steps} steps an epoch, effective batch {batch}"
-    yield f"machine    {facts['device']}, {facts['threads']} threads, {facts['precision']}"
+    said = [
+        ("run", f"{facts['name']} seed {facts['seed']}"),
+        ("data", data.name),
+        ("", f"{len(data.train):,} training and {len(data.test):,} test images"),
+        ("", f"{height}x{width} pixels, {len(data.classes)} classes"),
+        ("", f"fingerprint {data.fingerprint[:16]}"),
+        ("", f"mean {_three(data.mean)} measured {_three(data.measured_mean)}"),
+        ("", f"std  {_three(data.std)} measured {_three(data.measured_std)}"),
+        *(("", line) for line in data.warnings()),
+        ("model", _settings(configuration["model"])),
+        ("", f"{counted.trainable:,} trainable and {counted.frozen:,} frozen parameters"),
+        ("", f"{counted.multiply_adds:,} multiply-adds an image"),
+        ("", f"{model.tokens} tokens, a grid of {grid}{before}"),
+        *((group, _settings(configuration[group])) for group in ("mixer", "pool")),
+        *((group, _settings(configuration[group])) for group in ("augment", "optimizer")),
+        ("schedule", f"{_settings(configuration['schedule'])}; {_words(facts['schedule'])}"),
+        ("training", f"{-(-len(data.train) // batch)} steps an epoch, effective batch {batch}"),
+        ("", f"label smoothing {configuration['label_smoothing']}"),
+        ("machine", f"{facts['device_name']}, threads {facts['threads']}, {facts['precision']}"),
+    ]
+    return [line for topic, text in said for line in _lines(topic, text)]
+
+
+def _lines(topic: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, 80, initial_indent=f"{topic:<10}", subsequent_indent=" " * 10, break_long_words=False
+    )
 
 
 def _three(numbers: torch.Tensor) -> str:

@@ -7,12 +7,11 @@ allowed.
 """
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from hydra.utils import get_object
 
 from cct.limits import Range
 
@@ -35,9 +34,10 @@ def check_mapping(values: Mapping, kinds: Mapping[str, Any], key: str) -> dict:
 def _check_node(node: Any, key: str) -> dict:
     if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
         raise ValueError(f"{key}={node}: a choice of conf/{key.replace('.', '/')} is needed here")
+    module, _, name = node["_target_"].rpartition(".")
     try:
-        target = get_object(node["_target_"])
-    except Exception as mistake:  # whatever importing the named module raises
+        target = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as mistake:
         raise ValueError(f"{key}._target_={node['_target_']}: {mistake}") from mistake
     meta = {name: node[name] for name in ("_target_", "_partial_") if name in node}
     settings = {name: value for name, value in node.items() if name not in meta}

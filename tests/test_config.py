@@ -1,0 +1,195 @@
+"""Mistakes are refused in one line that names the key; names follow from the configuration."""
+
+import json
+import re
+
+import pytest
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+
+from cct import config
+from cct.schema import settings_of
+from tests.conftest import options
+
+DIGITS = "data=digits"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ("epoch=3", "epoch=3: no such setting; did you mean epochs?"),
+        ("+epoch=3", "epoch=3: no such setting; did you mean epochs?"),
+        ("++typo=1", "typo=1: no such setting; there are: mixer, pool, model,"),
+        ("mixr=dense", "mixr=dense: no such setting; did you mean mixer?"),
+        ("mixer=densse", "mixer=densse: no such choice; there are dense, factorized_dense,"),
+        ("pool=max", "pool=max: no such choice; there are baseline, class_token, softmax,"),
+        ("model=cct_9", "model=cct_9: no such choice; there are cct_2_3x2, cct_4_3x2,"),
+        ("mixer=[dense,random]", "mixer: exactly one choice is needed"),
+        ("epochs=ten", "epochs=ten: must be a whole number at least 1 and at most"),
+        ("epochs=2.5", "epochs=2.5: must be a whole number"),
+        ("epochs=true", "epochs=True: must be a whole number"),
+        ("epochs=0", "epochs=0: must be a whole number at least 1"),
+        ("epochs=-1", "epochs=-1: must be a whole number at least 1"),
+        ("epochs=1e12", "epochs=1000000000000.0: must be a whole number"),
+        ("epochs=2000000000", "epochs=2000000000: must be a whole number at least 1 and at most"),
+        ("epochs=null", "epochs=null: must be a whole number"),
+        ("epochs=[1]", "epochs=[1]: must be a whole number"),
+        ("epochs.x=1", "epochs={'x': 1}: must be a whole number"),
+        ("epochs=1,2", "epochs=1,2: several values; add -m"),
+        ("seed=-1", "seed=-1: must be a whole number at least 0"),
+        ("batch_size=0", "batch_size=0: must be a whole number at least 1"),
+        ("eval_batch_size=0", "eval_batch_size=0: must be a whole number at least 1"),
+        ("label_smoothing=1", "label_smoothing=1: must be a number at least 0 and below 1"),
+        ("label_smoothing=-0.1", "label_smoothing=-0.1: must be a number at least 0 and below 1"),
+        ("precision=fp16", "precision=fp16: must be one of auto, fp32, bf16"),
+        ("threads=many", "threads=many: must be a whole number"),
+        ("threads=0", "threads=0: must be a whole number at least 1"),
+        ("study=a/b", "study=a/b: only letters, digits"),
+        ("study=..", "study=..: only letters, digits"),
+        ("study='a b'", "study=a b: only letters, digits"),
+        ("model.dim=0", "model.dim=0: must be a whole number at least 1"),
+        ("model.dimm=3", "model.dimm=3: no such setting; did you mean model.dim?"),
+        ("model.dropout=1.0", "model.dropout=1.0: must be a number at least 0 and below 1"),
+        ("model.attention_dropout=2", "model.attention_dropout=2: must be a number"),
+        ("model.stochastic_depth=-1", "model.stochastic_depth=-1: must be a number"),
+        ("model.mlp_ratio=0", "model.mlp_ratio=0: must be a number above 0"),
+        ("model.positional_embedding=sin", "must be one of learnable, sine, none"),
+        ("model.classes=3", "model.classes=3: no such setting"),
+        ("~model.dim", "model.dim: missing"),
+        ("model._target_=cct.model.CCX", "model._target_=cct.model.CCX: "),
+        ("optimizer.lr=nan", "optimizer.lr=nan: must be a number above 0"),
+        ("optimizer.lr=inf", "optimizer.lr=inf: must be a number above 0"),
+        ("optimizer.lr=0", "optimizer.lr=0: must be a number above 0"),
+        ("optimizer.weight_decay=-1", "optimizer.weight_decay=-1: must be a number at least 0"),
+        (
+            "optimizer.betas=[0.9,2]",
+            "optimizer.betas[1]=2: must be a number at least 0",
+        ),
+        ("optimizer.betas=0.9", "optimizer.betas=0.9: must be a list [...] of: a number"),
+        (
+            "schedule.warmup_epochs=-1",
+            "must be a whole number at least 0",
+        ),
+        ("augment.flip=3", "augment.flip=3: must be true or false"),
+        ("augment.padding=-1", "augment.padding=-1: must be a whole number at least 0"),
+        ("data.train_size=0", "data.train_size=0: must be a whole number at least 1"),
+        ("data.root=x", "data.root=x: no such setting; there are: image_size, train_size,"),
+        ("data.image_size=[32,x]", "data.image_size[1]=x: must be a whole number"),
+        ("mixer.scores.std=1", "mixer.scores.std=1: no such setting; there are: none"),
+        ("schedule=constant schedule.warmup_epochs=3", "no such setting; there are: none"),
+        ("augment=none augment.flip=true", "augment.flip=True: no such setting"),
+        ("mixer=random mixer.scores.std=-1", "mixer.scores.std=-1: must be a number at least 0"),
+        ("mixer=factorized_random mixer.scores.rank=0", "mixer.scores.rank=0: must be a whole"),
+        ("mixer=mixture mixer.components=[random,x]", "mixer.components: no part x; there are"),
+        ("mixer=mixture mixer.parts.dense.scores.x=1", "dense is not among mixer.components"),
+        ("mixer=mixture mixer.parts.random.scores.std=x", "mixer.parts.random.scores.std=x: must"),
+        ("pool.softmax_weight=a", "pool.softmax_weight=a: must be a number"),
+        ("pool.axis=dim", "pool.axis=dim: must be one of tokens, batch or null"),
+        ("epochs=[", "no viable alternative"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_key(overrides: str, line: str):
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011  the parameters hold the match
+        config.compose([DIGITS, *re.split(r" (?=[a-z_.]+=)", overrides)])
+    assert line in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_sweep_expands_to_its_jobs():
+    runs = config.check_command_line(
+        ["-m", DIGITS, "mixer=dense,random", "pool=baseline,softmax", "seed=range(0,3)"]
+    )
+    assert len(runs) == 4  # one per set of seeds
+    with pytest.raises(ValueError, match="mixer=densse"):
+        config.check_command_line(["-m", DIGITS, "mixer=dense,densse"])
+    with pytest.raises(ValueError, match=r"seed=-1"):
+        config.check_command_line(["-m", DIGITS, "seed=0,-1"])
+
+
+def test_names_are_those_of_the_first_release():
+    """A setting that is added later must not rename the runs that people already have."""
+    names = {
+        "": "self_attention-baseline-8404aec73d",
+        "mixer=dense pool=softmax_plus_x": "dense-softmax_plus_x-210bba5219",
+        "mixer=mixture model=cct_7_3x1": "mixture-baseline-3abb2496bd",
+        "data=digits": "self_attention-baseline-cc8d57292d",
+    }
+    for overrides, name in names.items():
+        assert config.compose(overrides.split())[1] == name
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=3", "study=x", "device=cpu", "threads=1", "eval_batch_size=7"],
+)
+def test_what_does_not_change_the_numbers_is_not_in_the_name(override: str):
+    plain, name = config.compose([DIGITS])
+    cfg, same = config.compose([DIGITS, override])
+    assert same == name
+    assert config.left_out(cfg) != config.left_out(plain)
+
+
+def test_where_the_data_lie_is_not_in_the_name():
+    moved = config.compose(["data.root=/elsewhere", "data.download=false"])[1]
+    assert moved == config.compose([])[1]
+
+
+def test_the_evaluation_batch_is_in_the_name_when_pooling_looks_across_it():
+    pool = ["pool=softmax_batch", DIGITS]
+    cfg, name = config.compose([*pool, "eval_batch_size=7"])
+    assert name != config.compose(pool)[1]
+    assert "eval_batch_size" not in config.left_out(cfg)
+
+
+def test_a_value_that_is_the_default_does_not_rename():
+    assert config.compose(["optimizer.lr=5e-4", "epochs=200"])[1] == config.compose([])[1]
+    assert (
+        config.compose([DIGITS, "optimizer.lr=1"])[1]
+        == (config.compose([DIGITS, "optimizer.lr=1.0"])[1])
+    )
+
+
+def test_every_other_setting_renames():
+    base = ["mixer=random", DIGITS]
+    changes = ["epochs=3", "batch_size=3", "label_smoothing=0", "precision=fp32"]
+    changes += ["model.dim=64", "mixer.scores.std=1", "pool=softmax", "augment=none"]
+    changes += ["optimizer.lr=1", "schedule.warmup_epochs=1", "data.train_size=10"]
+    names = [config.compose([*base, change])[1] for change in ["epochs=200", *changes]]
+    assert len(set(names)) == len(names)
+
+
+def test_names_can_be_pasted_anywhere():
+    for mixer in options("mixer"):
+        for pool in options("pool"):
+            name = config.compose([f"mixer={mixer}", f"pool={pool}"])[1]
+            assert re.fullmatch(r"[a-z_0-9-]+", name)
+            assert len(name) < 64
+
+
+def test_data_bring_their_own_recipe_unless_the_command_line_says_otherwise():
+    digits = config.compose([DIGITS])[0]
+    assert (digits.batch_size, digits.optimizer.lr, digits.augment.flip) == (64, 1e-3, False)
+    by_hand = config.compose([DIGITS, "batch_size=9", "optimizer.lr=2", "augment=crop_flip"])[0]
+    assert (by_hand.batch_size, by_hand.optimizer.lr, by_hand.augment.flip) == (9, 2.0, True)
+
+
+def test_a_mixture_keeps_only_the_parts_it_mixes():
+    cfg = config.compose(["mixer=mixture", "mixer.components=[dense,random]"])[0]
+    assert sorted(cfg.mixer.parts) == ["dense", "random"]
+    std = config.compose(["mixer=mixture", "mixer.parts.random.scores.std=3"])[0]
+    assert std.mixer.parts.random.scores.std == 3.0
+
+
+def test_no_hyperparameter_lives_only_in_code():
+    """Every keyword-only argument of everything a yaml names is in that yaml, without default."""
+    for group in ("mixer", "pool", "model", "augment", "optimizer", "schedule", "data"):
+        for option in options(group):
+            cfg = config.compose([f"{group}={option}"])[0]  # refuses what is missing
+            target = get_object(cfg[group]._target_)
+            for setting in settings_of(target):
+                assert setting in cfg[group]
+
+
+def test_the_checked_configuration_is_plain_json():
+    cfg = config.compose(["mixer=mixture", DIGITS])[0]
+    assert json.loads(json.dumps(OmegaConf.to_container(cfg))) == OmegaConf.to_container(cfg)
