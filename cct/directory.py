@@ -45,5 +45,5 @@ def write_configuration(out: Path, cfg: DictConfig, hydra: Any) -> None:
 def remove_empty(out: Path) -> None:
     """Remove the folders that Hydra made for a run that was refused, unless others use them."""
     with suppress(OSError):
-        for folder in (out, out.parent, out.parent.parent):
+        for folder in (out, *out.parents[:3]):
             folder.rmdir()

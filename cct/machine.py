@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # "<microseconds or max> <of how many>"
 DEVICES = "auto, cpu, cuda, cuda:<number>, mps"
 
 
@@ -22,7 +23,9 @@ def resolve_device(name: str) -> torch.device:
     if kind == "cuda" and not cuda:
         raise ValueError(f"device={name}: no CUDA device can be used here; choices are auto, cpu")
     if number and int(number) >= torch.cuda.device_count():
-        raise ValueError(f"device={name}: the last CUDA device is {torch.cuda.device_count() - 1}")
+        raise ValueError(
+            f"device={name}: the last CUDA device is cuda:{torch.cuda.device_count() - 1}"
+        )
     if kind == "mps" and not mps:
         raise ValueError(f"device={name}: no Apple GPU can be used here; choices are auto, cpu")
     return torch.device(name)
@@ -38,9 +41,8 @@ def resolve_precision(name: str, device: torch.device) -> str:
 def usable_cores() -> int:
     """Return how many cores this process may keep busy: its affinity, limited by its cgroup."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    limit = Path("/sys/fs/cgroup/cpu.max")
-    if limit.is_file():
-        quota, _, period = limit.read_text().partition(" ")
+    if CGROUP_LIMIT.is_file():
+        quota, _, period = CGROUP_LIMIT.read_text().partition(" ")
         if quota != "max":
             return max(1, min(cores or 1, math.ceil(int(quota) / int(period))))
     return cores or 1

@@ -149,7 +149,7 @@ class CCT(nn.Module):
         self.dropout = nn.Dropout(dropout)
         sizes = (dim, self.tokens, heads, self.grid, self.pool.prefix, attention_dropout)
         mixers = [mixer(*sizes) for _ in range(depth)]
-        rates = torch.linspace(0, stochastic_depth, depth).tolist()
+        rates = [stochastic_depth * block / max(1, depth - 1) for block in range(depth)]
         self.blocks = nn.Sequential(
             *(
                 Block(dim, one, hidden=int(dim * mlp_ratio), dropout=dropout, stochastic_depth=rate)

@@ -62,27 +62,25 @@ def close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
 # The reference's numbers
 
 
-OUR_NAMES = [  # of a public name's end, in the reference's order
-    (r"tokenizer\.conv_layers\.(\d)\.0", r"tokenizer.convolutions.\1"),
-    (r"classifier\.positional_emb", "position"),
-    (r"classifier\.attention_pool", "pool.score"),
-    (r"classifier\.norm", "norm"),
-    (r"classifier\.fc", "head"),
-    (r"classifier\.blocks", "blocks"),
-    (r"pre_norm", "norm1"),
-    (r"(blocks\.\d)\.norm1", r"\1.norm2"),
-    (r"self_attn\.proj", "mixer.project"),
-    (r"linear1", "mlp.0"),
-    (r"linear2", "mlp.3"),
+RENAMED = [  # replaced one after the other
+    ("tokenizer.conv_layers.0.0.", "tokenizer.convolutions.0."),
+    ("tokenizer.conv_layers.1.0.", "tokenizer.convolutions.1."),
+    ("classifier.positional_emb", "position"),
+    ("classifier.attention_pool.", "pool.score."),
+    ("classifier.fc.", "head."),
+    ("classifier.", ""),
+    (".norm1.", ".norm2."),
+    (".pre_norm.", ".norm1."),
+    (".self_attn.proj.", ".mixer.project."),
+    (".linear1.", ".mlp.0."),
+    (".linear2.", ".mlp.3."),
 ]
 
 
 def our_name(name: str) -> str:
-    public_norms = {"pre_norm": "norm1", "norm1": "norm2"}
-    for public, ours in OUR_NAMES:
-        if public not in ("pre_norm", r"(blocks\.\d)\.norm1"):
-            name = re.sub(public, ours, name)
-    return re.sub(r"pre_norm|norm1", lambda found: public_norms[found[0]], name)
+    for public, ours in RENAMED:
+        name = name.replace(public, ours)
+    return name
 
 
 def our_tensors(public: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -150,7 +148,9 @@ def test_the_gradient_norm_of_every_parameter_is_the_references(reference):
             assert ours["pool.score.bias"].norm() < 1e-6
             continue
         squares = [ours[name].double().square().sum() for name in names]
-        assert sum(squares).sqrt().item() == pytest.approx(norm.item(), rel=1e-5), public
+        assert torch.stack(squares).sum().sqrt().item() == pytest.approx(norm.item(), rel=1e-5), (
+            public
+        )
     assert seen == set(ours)
 
 
@@ -166,7 +166,9 @@ def test_three_steps_of_training_are_the_references(reference):
         optimizer.step()
     assert equal_to_rounding(torch.stack(losses), numbers["loss_adamw_steps"], 50)
     # Adam divides by the gradient's own size, which magnifies the rounding of small gradients.
-    assert equal_to_rounding(reference.model(numbers["input"]), numbers["logits_after_3_steps"], 1e3)
+    assert equal_to_rounding(
+        reference.model(numbers["input"]), numbers["logits_after_3_steps"], 1e3
+    )
 
 
 def test_the_sine_table_is_the_references_and_is_used():
@@ -251,12 +253,18 @@ def test_a_preset_has_the_sizes_in_its_name(name):
 SIZES = ["cct_2_3x2", "cct_4_3x2", "cct_6_3x1", "cct_7_3x2", "cct_7_3x1"]
 COMPONENTS = "mixer.components=[{}]".format
 TABLE = {  # parameters and millions of multiply-adds of the sizes above, without scores' biases
-    ("self_attention",): "283,723/35.3 482,123/50.0 3,233,803/1013.8 3,853,259/289.1 3,760,139/1181.6",
+    (
+        "self_attention",
+    ): "283,723/35.3 482,123/50.0 3,233,803/1013.8 3,853,259/289.1 3,760,139/1181.6",
     ("dense",): "267,339/33.2 449,355/45.8 3,233,803/913.2 3,509,195/259.8 3,760,139/1064.2",
     ("random",): "234,571/30.1 383,819/39.5 4,020,235/711.9 3,050,443/223.1 4,677,643/829.3",
     ("fixed_random",): "218,187/30.1 351,051/39.5 2,447,371/711.9 2,935,755/223.1 2,842,635/829.3",
-    ("factorized_random",): "222,283/30.2 359,243/39.8 2,545,675/724.4 2,964,427/224.0 2,957,323/844.0",
-    ("factorized_dense",): "255,051/32.5 424,779/44.3 2,889,739/825.1 3,423,179/254.2 3,358,731/961.4",
+    (
+        "factorized_random",
+    ): "222,283/30.2 359,243/39.8 2,545,675/724.4 2,964,427/224.0 2,957,323/844.0",
+    (
+        "factorized_dense",
+    ): "255,051/32.5 424,779/44.3 2,889,739/825.1 3,423,179/254.2 3,358,731/961.4",
     ("mixture", COMPONENTS("random,self_attention")): (
         "300,111/35.3 514,899/50.0 4,806,679/1013.8 3,967,961/289.1 5,595,161/1181.6"
     ),
@@ -384,6 +392,11 @@ def test_no_two_blocks_or_heads_start_with_the_same_scores(mixer):
     assert not torch.equal(one, other)
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=NotImplementedError,
+    reason="CCT reads its stochastic depth rates from a tensor, which a meta tensor does not have",
+)
 def test_the_model_builds_without_memory():
     with torch.device("meta"):
         model = tiny()
@@ -420,7 +433,11 @@ def test_kernel_seven_strides_by_two():
     assert close(tokenizer(images), expected.flatten(2).transpose(1, 2), 1e-6)
 
 
-def layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
+def affine(linear: nn.Module, x: Tensor) -> Tensor:
+    return x @ linear.get_parameter("weight").T + linear.get_parameter("bias")
+
+
+def layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     return scaled * norm.weight + norm.bias
@@ -431,10 +448,9 @@ def block_by_definition(block: Block, x: Tensor, dropout: float = 0.0) -> Tensor
     first, second = (block.mlp.get_submodule(key) for key in ("0", "3"))
     mixed = F.dropout(block.mixer(layer_norm(block.norm1, x)), dropout)
     normed = layer_norm(block.norm2, x + mixed)
-    inner = normed @ first.get_parameter("weight").T + first.bias
+    inner = affine(first, normed)
     inner = F.dropout(inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2))), dropout)
-    outer = inner @ second.get_parameter("weight").T + second.bias
-    return normed + F.dropout(outer, dropout)
+    return normed + F.dropout(affine(second, inner), dropout)
 
 
 def block_of_linear(dropout: float = 0.0, stochastic_depth: float = 0.0) -> Block:
@@ -479,7 +495,7 @@ def test_the_model_is_its_parts_in_order():
         assert isinstance(block, Block)
         x = block_by_definition(block, x)
     pooled = model.pool(layer_norm(model.norm, x))
-    assert close(model(images), pooled @ model.head.weight.T + model.head.bias, 1e-10)
+    assert close(model(images), affine(model.head, pooled), 1e-10)
 
 
 def test_the_class_token_comes_first_and_has_a_position():
@@ -594,7 +610,7 @@ def test_a_block_whose_mixer_has_no_map_has_none():
 @pytest.mark.parametrize("pool", POOLS)
 def test_pooling_weights_are_distributions_over_the_tokens(pool):
     model = tiny(f"pool={pool}", *with_rates(**dict.fromkeys(RATES, 0.5)))
-    redraw(model)
+    redraw(model, 2.0)
     images = torch.randn(3, 3, 16, 16)
     weights = model.pooling_weights(images)
     assert weights.shape == (3, model.tokens)
@@ -643,9 +659,9 @@ def test_looking_changes_no_output_no_random_state_and_no_mode(mixer, pool):
 
 
 def test_the_mode_is_restored_when_looking_fails():
-    model = tiny()
-    with pytest.raises(ValueError, match="tokens|size"):
-        model.mixing_maps(torch.randn(1, 3, 16, 16)[:, :, :8].repeat(1, 1, 8, 1))
+    model = tiny("model.positional_embedding=none")
+    with pytest.raises(ValueError, match="16 tokens, not 64"):
+        model.mixing_maps(torch.randn(1, 3, 32, 32))
     assert all(module.training for module in model.modules())
 
 

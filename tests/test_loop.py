@@ -1,0 +1,122 @@
+"""The loop against descent written by hand, and its evaluation against one image at a time."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from tqdm import tqdm
+
+from cct.augment.policies import NoAugmentation
+from cct.data import Data
+from cct.loop import Plan, evaluate, require_finite, train_epoch
+from cct.randomness import generator
+from cct.sources import Synthetic
+
+
+def plan(**changes) -> Plan:
+    settings = {
+        "epochs": 3,
+        "batch_size": 4,
+        "eval_batch_size": 7,
+        "label_smoothing": 0.1,
+        "seed": 0,
+        "precision": "fp32",
+    }
+    return Plan(**{**settings, **changes})
+
+
+@pytest.fixture
+def data() -> Data:
+    return Synthetic(classes=3, image_size=8, train_size=10, test_size=15).load()
+
+
+def test_training_is_gradient_descent_in_the_order_of_seed_and_epoch(data):
+    linear = nn.Linear(3 * 8 * 8, 3, bias=False)
+    weight = linear.weight.detach().clone().requires_grad_()
+    losses, hits = [], 0
+    for epoch in range(3):
+        order = torch.randperm(10, generator=generator(0, "order", epoch))
+        for index in order.split(4):  # 4, 4 and the smaller last batch of 2
+            images = (data.train.images[index] / 255 - data.mean.view(3, 1, 1)) / data.std.view(
+                3, 1, 1
+            )
+            logits = images.flatten(1) @ weight.T
+            labels = F.one_hot(data.train.labels[index], 3) * 0.9 + 0.1 / 3
+            loss = -(labels * logits.log_softmax(1)).sum(1).mean()
+            (slope,) = torch.autograd.grad(loss, weight)
+            if epoch == 2:
+                losses += [loss.item()] * len(index)
+                hits += int((logits.argmax(1) == data.train.labels[index]).sum())
+            weight = (weight - 0.1 * slope).detach().requires_grad_()
+    model = nn.Sequential(nn.Flatten(), linear)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        result = train_epoch(model, data, NoAugmentation(), sgd, plan(), epoch, tqdm(disable=True))
+    torch.testing.assert_close(linear.weight, weight)
+    assert result["loss"] == pytest.approx(sum(losses) / 10, rel=1e-5)
+    assert result["top1"] == 100 * hits / 10
+
+
+@torch.no_grad()
+def test_evaluation_is_over_all_images_without_dropout_or_smoothing(data):
+    linear = nn.Linear(3 * 8 * 8, 3)
+    correct, loss = 0, 0.0
+    for image, label in zip(data.test.images, data.test.labels, strict=True):
+        logits = linear(data.normalize(image[None]).flatten(1))[0]
+        correct += int(logits.argmax() == label)
+        loss -= float(logits.log_softmax(0)[label])
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), linear)
+    for size in (1, 7, 15, 100):
+        found = evaluate(model, data, data.test, plan(eval_batch_size=size))
+        assert found == (pytest.approx(loss / 15, rel=1e-5), correct)
+
+
+def test_the_gradient_norm_is_that_of_all_parameters_together(data):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    found = train_epoch(
+        model, data, NoAugmentation(), still, plan(batch_size=10), 0, tqdm(disable=True)
+    )
+    model.zero_grad()
+    logits = model(data.normalize(data.train.images))
+    F.cross_entropy(logits, data.train.labels, label_smoothing=0.1).backward()
+    squares = [(p.grad**2).sum() for p in model.parameters() if p.grad is not None]
+    assert found["gradient_norm"] == pytest.approx(sum(squares).sqrt().item(), rel=1e-5)
+
+
+def test_augmentation_reaches_the_model_one_draw_an_image(data):
+    seen = []
+
+    class Spy(NoAugmentation):
+        def draw(self, count, generator):  # noqa: ARG002
+            return torch.arange(count)
+
+        def __call__(self, images, draws):
+            seen.append(draws)
+            return images
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    train_epoch(model, data, Spy(), sgd, plan(), 0, tqdm(disable=True))
+    assert torch.cat(seen).tolist() == list(range(10))
+
+
+def test_the_first_step_that_is_not_finite_is_named():
+    require_finite(torch.tensor([1.0, 2.0]), 5)
+    with pytest.raises(FloatingPointError, match="the loss is inf at step 7"):
+        require_finite(torch.tensor([1.0, float("inf"), float("nan")]), 5)
+
+
+def test_bf16_is_used_where_it_is_asked_for(data):
+    seen = []
+
+    class Spy(nn.Linear):
+        def forward(self, input):
+            output = super().forward(input)
+            seen.append(output.dtype)
+            return output
+
+    model = nn.Sequential(nn.Flatten(), Spy(3 * 8 * 8, 3))
+    for precision in ("fp32", "bf16"):
+        evaluate(model, data, data.test, plan(eval_batch_size=100, precision=precision))
+    assert seen == [torch.float32, torch.bfloat16]

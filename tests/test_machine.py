@@ -1,0 +1,58 @@
+"""device, precision and threads are resolved to what the machine has, or refused."""
+
+import pytest
+import torch
+
+from cct import machine
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:0", "mps:1", ""])
+def test_an_unknown_device_is_refused_with_the_choices(name):
+    with pytest.raises(ValueError, match="choices are auto, cpu, cuda, cuda:<number>, mps"):
+        machine.resolve_device(name)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_cuda_is_refused_where_there_is_none(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=f"device={name}: no CUDA device"):
+        machine.resolve_device(name)
+
+
+def test_a_number_beyond_the_last_device_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert machine.resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ValueError, match=r"device=cuda:2: the last CUDA device is cuda:1"):
+        machine.resolve_device("cuda:2")
+
+
+def test_auto_takes_the_best_device_there_is(monkeypatch):
+    for cuda, mps, best in ((True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=cuda: answer)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda answer=mps: answer)
+        assert machine.resolve_device("auto").type == best
+
+
+def test_auto_precision_is_bf16_on_cuda_only():
+    assert machine.resolve_precision("auto", torch.device("cuda")) == "bf16"
+    assert machine.resolve_precision("auto", torch.device("cpu")) == "fp32"
+    assert machine.resolve_precision("bf16", torch.device("cpu")) == "bf16"
+    assert machine.resolve_precision("fp32", torch.device("cuda")) == "fp32"
+
+
+def test_threads_stay_within_what_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(machine, "usable_cores", lambda: 3)
+    assert machine.resolve_threads("auto") == 3
+    assert machine.resolve_threads(2) == 2
+    with pytest.raises(ValueError, match="threads=4: this process may use 3"):
+        machine.resolve_threads(4)
+
+
+def test_a_container_that_may_use_half_a_core_gets_one_thread(monkeypatch, tmp_path):
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(machine, "CGROUP_LIMIT", limit)
+    limit.write_text("50000 100000\n")
+    assert machine.usable_cores() == 1
+    limit.write_text("max 100000\n")
+    assert machine.usable_cores() >= 1
