@@ -6,6 +6,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 import traceback
@@ -107,6 +108,8 @@ class Record:
         self.rows.append(row)
         with (self.out / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # the checkpoint that follows counts on this row
         curves = {
             "loss/train": row["train_loss"],
             "loss/test": row["test_loss"],
