@@ -21,8 +21,7 @@ from cct.pooling import ClassToken, SequencePooling
 class Tokenizer(nn.Module):
     """Convolutions, each with ReLU and a 3x3 max-pool of stride 2: (B, 3, h, w) to (B, N, D).
 
-    ``grid(image_size)`` is the (height, width) of the N tokens; it raises ValueError for an image
-    that is too small.
+    ``grid(image_size)`` is the (height, width) of the N tokens; an image of one pixel still has one.
     """
 
     def __init__(self, dim: int, kernel_size: int, conv_layers: int) -> None:
@@ -45,12 +44,6 @@ class Tokenizer(nn.Module):
             for _ in self.convolutions:
                 length = (length + 2 * self.padding - self.kernel_size) // self.stride + 1
                 length = (length - 1) // 2 + 1
-                if length < 1:
-                    raise ValueError(
-                        f"data.image_size={'x'.join(map(str, image_size))} is too small for "
-                        f"model.conv_layers={len(self.convolutions)} of "
-                        f"model.kernel_size={self.kernel_size}"
-                    )
             sides.append(length)
         return sides[0], sides[1]
 
@@ -137,7 +130,7 @@ class CCT(nn.Module):
         if int(dim * mlp_ratio) < 1:
             raise ValueError(f"model.mlp_ratio={mlp_ratio} leaves no hidden unit at dim={dim}")
         self.tokenizer = Tokenizer(dim, kernel_size, conv_layers)
-        self.grid = self.tokenizer.grid(image_size)
+        self.image_size, self.grid = tuple(image_size), self.tokenizer.grid(image_size)
         self.pool = pool(dim)
         self.tokens = math.prod(self.grid) + self.pool.prefix
         if positional_embedding == "learnable":
@@ -161,6 +154,10 @@ class CCT(nn.Module):
         self.apply(_initialise_linear)
 
     def embed(self, images: Tensor) -> Tensor:
+        """Return the tokens (B, N, D) before the first block; ValueError for another image size."""
+        if images.shape[-2:] != self.image_size:
+            given = tuple(images.shape[-2:])
+            raise ValueError(f"this model was built for {self.image_size} pixels, not {given}")
         x = self.pool.prepend(self.tokenizer(images))
         return self.dropout(x if self.position is None else x + self.position)  # B N D
 

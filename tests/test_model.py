@@ -655,7 +655,7 @@ def test_looking_changes_no_output_no_random_state_and_no_mode(mixer, pool):
 
 def test_the_mode_is_restored_when_looking_fails():
     model = tiny("model.positional_embedding=none")
-    with pytest.raises(ValueError, match="16 tokens, not 64"):
+    with pytest.raises(ValueError, match=r"\(16, 16\) pixels, not \(32, 32\)"):
         model.mixing_maps(torch.randn(1, 3, 32, 32))
     assert all(module.training for module in model.modules())
 
@@ -685,3 +685,11 @@ def test_the_sine_table_is_counted_as_frozen():
     assert learned.trainable - none.trainable == sine.frozen == 64 * 128
     assert sine.trainable == none.trainable
     assert learned.frozen == none.frozen == 0
+
+
+@pytest.mark.parametrize("embedding", ["learnable", "sine", "none"])
+@pytest.mark.parametrize("size", [(16, 16), (4, 4), (16, 64)])
+def test_images_of_another_size_are_refused_even_where_they_would_broadcast(embedding, size):
+    model = build(f"model.positional_embedding={embedding}")
+    with pytest.raises(ValueError, match=rf"built for \(32, 32\) pixels, not \({size[0]}, "):
+        model(torch.zeros(2, 3, *size))
