@@ -21,7 +21,7 @@ from cct.pooling import ClassToken, SequencePooling
 class Tokenizer(nn.Module):
     """Convolutions, each with ReLU and a 3x3 max-pool of stride 2: (B, 3, h, w) to (B, N, D).
 
-    ``grid(image_size)`` is the (height, width) of the N tokens; an image of one pixel still has one.
+    ``grid(image_size)`` is the (height, width) of the N tokens; one pixel still has one.
     """
 
     def __init__(self, dim: int, kernel_size: int, conv_layers: int) -> None:
