@@ -51,6 +51,9 @@ class Settings:
 # What does not change a run's numbers, and so not its name. See ``identity`` for the exception.
 UNNAMED = ("seed", "study", "device", "threads", "data.root", "data.download", "eval_batch_size")
 
+# Settings that came later, with the value that means what was done before there was the setting.
+NEUTRAL = {"augment.random_erasing": 0.0}
+
 
 def compose(overrides: list[str], extra: str | None = None) -> tuple[DictConfig, str]:
     """Return the checked configuration of one run and its name; ``extra`` is a further folder."""
@@ -146,11 +149,13 @@ def _keep_components(mixer: dict) -> None:
 def identity(cfg: DictConfig) -> dict:
     """Return what makes two runs the same but for their seed: the settings without ``UNNAMED``.
 
-    Where pooling looks across the batch, the evaluation batch size is part of it.
+    Where pooling looks across the batch, the evaluation batch size is part of it. Settings with
+    their ``NEUTRAL`` value are not, so that the runs of earlier versions keep their names.
     """
     plain = OmegaConf.to_container(cfg)
     assert isinstance(plain, dict)
-    for key in UNNAMED:
+    neutral = [key for key, value in NEUTRAL.items() if OmegaConf.select(cfg, key) == value]
+    for key in (*UNNAMED, *neutral):
         if key == "eval_batch_size" and looks_across_batch(cfg):
             continue
         group, _, name = key.rpartition(".")

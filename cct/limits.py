@@ -37,5 +37,6 @@ Whole = Annotated[int, Range(0, MOST)]
 Number = Annotated[float, Range(-math.inf)]
 Positive = Annotated[float, Range(0, open_low=True)]
 NonNegative = Annotated[float, Range(0)]
+Level = Annotated[float, Range(0, 10)]  # of an augmentation, from nothing to its severest
 Fraction = Annotated[float, Range(0, 1)]
 DropRate = Annotated[float, Range(0, 1, open_high=True)]  # 1 would drop everything, divided by 0

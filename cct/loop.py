@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,16 @@ def require_finite(losses: Tensor, steps_before: int) -> None:
         )
 
 
+def augmented_batches(
+    split: Split, augment: Policy, order: Tensor, draws: Tensor, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches of images and labels in ``order``, augmented about a chunk at a time."""
+    chunk = batch_size * max(1, augment.chunk // batch_size)
+    for index, drawn in zip(order.split(chunk), draws.split(chunk), strict=True):
+        images, labels = augment(split.images[index], drawn), split.labels[index]
+        yield from zip(images.split(batch_size), labels.split(batch_size), strict=True)
+
+
 def train_epoch(
     model: nn.Module,
     data: Data,
@@ -81,14 +91,13 @@ def train_epoch(
     split, device = data.train, data.train.labels.device
     torch.manual_seed(seed_of(plan.seed, "dropout", epoch))
     order = torch.randperm(len(split), generator=generator(plan.seed, "order", epoch)).to(device)
-    draws = augment.draw(len(split), generator(plan.seed, "augment", epoch)).to(device)
-    batches = list(zip(order.split(plan.batch_size), draws.split(plan.batch_size), strict=True))
-    losses = torch.zeros(len(batches), device=device)
-    norms = torch.zeros(len(batches), device=device)
+    draws = augment.draw(len(split), generator(plan.seed, "augment", epoch))
+    sizes = torch.tensor([len(index) for index in order.split(plan.batch_size)], device=device)
+    losses, norms = torch.zeros(len(sizes), device=device), torch.zeros(len(sizes), device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
     checked, due = 0, time.monotonic() + 1
-    for step, (index, drawn) in enumerate(batches):
-        images, labels = augment(split.images[index], drawn), split.labels[index]
+    batches = augmented_batches(split, augment, order, draws, plan.batch_size)
+    for step, (images, labels) in enumerate(batches):
         with plan.autocast(device):
             logits = model(data.normalize(images)).float()
         loss = F.cross_entropy(logits, labels, label_smoothing=plan.label_smoothing)
@@ -99,12 +108,11 @@ def train_epoch(
         optimizer.step()
         losses[step] = loss.detach()
         correct += (logits.argmax(1) == labels).sum()
-        bar.update(len(index))
+        bar.update(len(labels))
         if time.monotonic() > due:  # waits for the device, so not at every step
-            require_finite(losses[checked : step + 1], epoch * len(batches) + checked)
+            require_finite(losses[checked : step + 1], epoch * len(sizes) + checked)
             checked, due = step + 1, time.monotonic() + 1
-    require_finite(losses, epoch * len(batches))
-    sizes = torch.tensor([len(index) for index, _ in batches], device=device)
+    require_finite(losses, epoch * len(sizes))
     return {
         "loss": (losses * sizes).sum().item() / len(split),
         "top1": 100 * correct.item() / len(split),
