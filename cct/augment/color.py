@@ -47,37 +47,35 @@ def sharpness(images: Tensor, factors: Tensor) -> Tensor:
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
     """ImageOps.posterize: keep the highest 1 to 8 ``bits`` of each pixel."""
     masks = 256 - 2 ** (8 - bits.long())
-    return images & _beside(masks.to(torch.uint8), images)
+    return images & _beside(masks.byte(), images)
 
 
 def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
     """ImageOps.solarize: invert the pixels of at least ``thresholds``, 0 to 256."""
-    return torch.where(images < _beside(thresholds.ceil().short(), images), images, ~images)
+    bright = images >= _beside(thresholds.ceil().short(), images)
+    return images ^ 255 * bright.byte()  # torch.where takes five times as long on CPU
 
 
 def solarize_add(images: Tensor, added: Tensor) -> Tensor:
     """Add 0 to 128 to each pixel below 128, as RandAugment's reference implementation does."""
-    brighter = (images + _beside(added.short(), images)).clamp_(max=255).to(torch.uint8)
-    return torch.where(images < 128, brighter, images)
+    return images + _beside(added.byte(), images) * (images < 128)  # at most 127 + 128
 
 
 def autocontrast(images: Tensor) -> Tensor:
     """ImageOps.autocontrast: stretch each channel from its darkest and brightest to 0, 255."""
     low, high = images.amin((2, 3)).long(), images.amax((2, 3)).long()
-    return _look_up(_stretches(images.device)[low, high], images.flatten(2)).view_as(images)
+    return _look_up(_stretches(images.device)[low, high], images)
 
 
 def equalize(images: Tensor) -> Tensor:
     """ImageOps.equalize: map each channel so that its values are spread evenly."""
-    pixels = images.flatten(2)  # B 3 h*w
-    counts = _histograms(pixels)  # B 3 256
-    last = counts.gather(2, pixels.amax(2, keepdim=True).long())
-    steps = (pixels.shape[2] - last) // 255
+    counts = _histograms(images)
+    last = counts.gather(2, images.flatten(2).amax(2, keepdim=True).long())
+    steps = (images[0, 0].numel() - last) // 255
     before = counts.cumsum(2, dtype=torch.int32) - counts
     spread = (steps // 2 + before) // steps.clamp(min=1)
     values = torch.arange(256, dtype=torch.int32, device=images.device)
-    tables = torch.where(steps > 0, spread.clamp_(max=255), values).to(torch.uint8)
-    return _look_up(tables, pixels).view_as(images)
+    return _look_up(torch.where(steps > 0, spread.clamp_(max=255), values).byte(), images)
 
 
 def invert(images: Tensor) -> Tensor:
@@ -91,28 +89,29 @@ def _beside(settings: Tensor, images: Tensor) -> Tensor:
 
 def _enhance(zero: Tensor, images: Tensor, factors: Tensor) -> Tensor:
     """Image.blend in Pillow's float32 steps, on the line from ``zero`` (factor 0) to the image."""
-    difference = images - zero
-    return (difference.mul_(_beside(factors.float(), images)).add_(zero)).clamp_(0, 255).byte()
+    difference = images.float().sub_(zero)
+    return difference.mul_(_beside(factors.float(), images)).add_(zero).clamp_(0, 255).byte()
 
 
 def _grey(images: Tensor) -> Tensor:
     """Image.convert("L"), in whole numbers: int32 (B, 1, h, w)."""
     red, green, blue = images.int().split(1, 1)
-    return (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
+    return (19595 * red).add_(green, alpha=38470).add_(blue, alpha=7471).add_(32768) >> 16
 
 
-def _histograms(pixels: Tensor) -> Tensor:
-    """Count each value: uint8 (B, 3, N) -> int32 (B, 3, 256)."""
-    size, channels, _ = pixels.shape
-    first = 256 * torch.arange(size * channels, device=pixels.device).view(size, channels, 1)
-    counts = torch.zeros(size * channels * 256, dtype=torch.int32, device=pixels.device)
-    ones = torch.ones((), dtype=torch.int32, device=pixels.device).expand(pixels.numel())
-    return counts.index_add_(0, (pixels + first).flatten(), ones).view(size, channels, 256)
+def _histograms(images: Tensor) -> Tensor:
+    """Count the values of each channel: uint8 (B, 3, h, w) -> int32 (B, 3, 256)."""
+    size, device = len(images), images.device
+    counts = torch.zeros(size * 3 * 256, dtype=torch.int32, device=device)
+    first = 256 * torch.arange(size * 3, device=device).view(size, 3, 1)
+    ones = torch.ones((), dtype=torch.int32, device=device).expand(images.numel())
+    places = images.flatten(2).long().add_(first).flatten()
+    return counts.scatter_add_(0, places, ones).view(size, 3, 256)
 
 
-def _look_up(tables: Tensor, pixels: Tensor) -> Tensor:
-    """Replace each pixel by its entry: uint8 (B, 3, 256), (B, 3, N) -> (B, 3, N)."""
-    return tables.gather(2, pixels.long())
+def _look_up(tables: Tensor, images: Tensor) -> Tensor:
+    """Replace each pixel by its entry in the table of its channel: uint8 (B, 3, 256)."""
+    return tables.gather(2, images.flatten(2).long()).view_as(images)
 
 
 @cache

@@ -84,8 +84,8 @@ def affine(images: Tensor, matrices: Tensor) -> Tensor:
     a, b, c, d, e, f = fixed.to(images.device, non_blocking=True).view(-1, 6, 1, 1).unbind(1)
     x = torch.arange(width, dtype=torch.int32, device=images.device)
     y = torch.arange(height, dtype=torch.int32, device=images.device)[:, None]
-    column, row = (a * x + (b * y + c)) >> 16, (d * x + (e * y + f)) >> 16  # B h w
-    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    source = torch.where(inside, row * width + column, height * width).long()
-    pixels = F.pad(images.flatten(2), [0, 1], value=FILL)  # B 3 h*w+1
-    return pixels.gather(2, source.view(-1, 1, height * width).expand(-1, 3, -1)).view_as(images)
+    column = ((a * x + (b * y + c)) >> 16).clamp_(-1, width)  # B h w
+    row = ((d * x + (e * y + f)) >> 16).clamp_(-1, height)
+    framed = F.pad(images, [1] * 4, value=FILL).flatten(2)  # whatever is outside is on the frame
+    source = ((row + 1) * (width + 2) + column + 1).long().view(-1, 1, height * width)
+    return framed.gather(2, source.expand(-1, 3, -1)).view_as(images)
