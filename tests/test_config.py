@@ -71,6 +71,9 @@ DIGITS = "data=digits"
             "must be a whole number at least 0",
         ),
         ("augment.flip=3", "augment.flip=3: must be true or false"),
+        ("augment.random_erasing=1.5", "augment.random_erasing=1.5: must be a number at least 0"),
+        ("augment=randaugment augment.magnitude=11", "augment.magnitude=11: must be a number at"),
+        ("augment=randaugment augment.operations=0", "augment.operations=0: must be a whole"),
         ("augment.padding=-1", "augment.padding=-1: must be a whole number at least 0"),
         ("data.train_size=0", "data.train_size=0: must be a whole number at least 1"),
         ("data.root=x", "data.root=x: no such setting; there are: image_size, train_size,"),
@@ -116,6 +119,12 @@ def test_names_are_those_of_the_first_release():
     }
     for overrides, name in names.items():
         assert config.compose(overrides.split())[1] == name
+
+
+def test_a_setting_that_came_later_is_in_the_name_only_where_it_does_something():
+    plain = config.compose(["augment=crop_flip"])[1]
+    assert config.compose(["augment.random_erasing=0"])[1] == plain
+    assert config.compose(["augment.random_erasing=0.1"])[1] != plain
 
 
 @pytest.mark.parametrize(

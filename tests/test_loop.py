@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
-from cct.augment.policies import NoAugmentation
+from cct.augment.policies import NoAugmentation, TrivialAugment
 from cct.data import Data
-from cct.loop import Plan, evaluate, require_finite, train_epoch
+from cct.loop import Plan, augmented_batches, evaluate, require_finite, train_epoch
 from cct.randomness import generator
 from cct.sources import Synthetic
 
@@ -101,6 +101,40 @@ def test_augmentation_reaches_the_model_one_draw_an_image(data):
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     train_epoch(model, data, Spy(), sgd, plan(), 0, tqdm(disable=True))
     assert torch.cat(seen).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("size", [3, 4, 10, 99])
+def test_the_chunk_of_augmentation_does_not_change_the_numbers(data, size):
+    found = []
+    for chunk in (1, 4, 9, 1000):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        augment = TrivialAugment(padding=2, flip=True, random_erasing=0.5)
+        augment.chunk = chunk
+        result = train_epoch(
+            model, data, augment, sgd, plan(batch_size=size), 1, tqdm(disable=True)
+        )
+        found.append((result, nn.utils.parameters_to_vector(model.parameters()).tolist()))
+    assert all(one == found[0] for one in found)
+
+
+def test_no_more_than_a_chunk_is_augmented_at_a_time(data):
+    calls = []
+
+    class Spy(NoAugmentation):
+        chunk = 7
+
+        def __call__(self, images, draws):
+            calls.append((len(images), len(draws)))
+            return images
+
+    order, draws = torch.arange(10), torch.zeros(10, 1)
+    for size, expected in ((3, [6, 4]), (7, [7, 3]), (8, [8, 2]), (20, [10])):
+        calls.clear()
+        batches = list(augmented_batches(data.train, Spy(), order, draws, size))
+        assert [len(labels) for _, labels in batches] == [len(part) for part in order.split(size)]
+        assert calls == [(count, count) for count in expected]
 
 
 def test_the_first_step_that_is_not_finite_is_named():
