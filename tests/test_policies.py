@@ -197,6 +197,8 @@ def test_random_erasing_fills_one_rectangle_with_its_probability():
     rows, columns = erased.any(2), erased.any(1)
     assert torch.equal(erased, rows[:, :, None] & columns[:, None])
     high, wide = rows.sum(1), columns.sum(1)
+    corners = torch.stack([lines.double().argmax(1).double() for lines in (rows, columns)])
+    assert torch.corrcoef(corners)[0, 1].abs() < 0.2  # a large one is near the corner in both
     for lines, length in ((rows, high), (columns, wide)):  # without a gap
         places = torch.arange(lines.shape[1]).expand_as(lines)
         first = places.masked_fill(~lines, 99).amin(1)
@@ -224,7 +226,9 @@ def test_without_random_erasing_nothing_is_erased_and_with_certainty_everything_
 
 def test_a_side_longer_than_the_image_is_cut_to_it():
     erased = rectangles("augment.random_erasing=1", size=(4, 100), count=2000)
-    assert erased.any(2).sum(1).max() == 4
+    whole = erased.all(1).any(1)  # from top to bottom
+    assert whole.double().mean() > 0.9
+    assert bool(erased.flatten(1).any(1).all())
 
 
 @pytest.mark.parametrize("name", options("augment"))
@@ -256,8 +260,9 @@ def test_the_images_of_a_batch_differ(name):
 def test_no_draw_fails_whatever_the_image(name, overrides):
     policy = build(name, *overrides.split())
     batch = torch.cat([flat(14, 9), smooth(5, 14, 9)])[torch.arange(2000) % 10]
-    for draws in policy.draw(50_000, seeded(28)).split(2000):
-        result = policy(batch, draws)
+    draws = policy.draw(50_000, seeded(28))
+    for drawn in draws.split(2000):
+        result = policy(batch, drawn)
         assert result.dtype == torch.uint8
         assert result.shape == batch.shape
     assert policy(batch[:0], draws[:0]).shape == batch[:0].shape

@@ -30,7 +30,7 @@ class CropFlip:
 
     Then fill one rectangle with probability ``random_erasing`` (Zhong et al. 2017,
     arXiv:1708.04896): 2 to 33 % of the area, 0.3 to 3.3 times as high as wide, grey, which is near
-    the mean pixel. A side longer than the image's is cut to it instead of drawn again.
+    the mean pixel. A side longer than the image's is cut to it, not drawn again.
     """
 
     chunk = 1000
@@ -55,12 +55,15 @@ class CropFlip:
         return images
 
     def _rectangles(self, draws: Tensor, height: int, width: int) -> Tensor:
-        """Return top, left, height and width in pixels: five numbers below 1 (B, 5) -> (B, 4)."""
+        """Return top, left, height and width in pixels: five numbers below 1 (B, 5) -> (B, 4).
+
+        A longer side than the image's begins above or left of it, so that it covers that side.
+        """
         chance, size, shape, top, left = draws.unbind(1)
         area = (0.02 + 0.31 * size) * height * width
         ratio = (math.log(0.3) + math.log(11) * shape).exp()
-        high = (area * ratio).sqrt().round().clamp(max=height) * (chance < self.random_erasing)
-        wide = (area / ratio).sqrt().round().clamp(max=width)
+        high = (area * ratio).sqrt().round() * (chance < self.random_erasing)
+        wide = (area / ratio).sqrt().round()
         corner = [top * (height - high + 1), left * (width - wide + 1)]
         return torch.stack([*corner, high, wide], 1).floor()
 
