@@ -10,7 +10,7 @@ from cct.augment import color, geometry
 # What a magnitude is: a slope, pixels, degrees; a change of the factor whose 1 is the image as it
 # is; the threshold of solarize, the bits that posterize keeps. Others have none.
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "identity": lambda images, _: images,
+    "identity": lambda images, _: images,  # number 0: what is drawn but not applied
     "shear_x": geometry.shear_x,
     "shear_y": geometry.shear_y,
     "translate_x": geometry.translate_x,
