@@ -7,17 +7,19 @@ Exit code 0 for a finished run, 1 for a failed one, 2 for a mistake in the comma
 import os
 import signal
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from hydra.utils import instantiate, to_absolute_path
 from omegaconf import DictConfig, OmegaConf
 
 from cct import config
+from cct.schema import one_line
 
 if TYPE_CHECKING:  # slow to import, so only once the command line is known to be right
     from cct.data import Data
@@ -26,7 +28,10 @@ if TYPE_CHECKING:  # slow to import, so only once the command line is known to b
 
 def build_source(cfg: DictConfig) -> Any:
     """Return where the images come from; nothing is decoded yet."""
-    paths = {"root": to_absolute_path(cfg.data.root)} if "root" in cfg.data else {}
+    paths = {}
+    if "root" in cfg.data:
+        paths["root"] = to_absolute_path(os.path.expanduser(cfg.data.root))
+    # Called here and not by Hydra, which would wrap what the call raises.
     return instantiate(cfg.data, **paths, _partial_=True, _convert_="all")()
 
 
@@ -36,8 +41,28 @@ def build_model(cfg: DictConfig, classes: int, image_size: tuple[int, int]) -> "
     return instantiate(cfg.model, _convert_="all")(classes, image_size, mixer, pool)
 
 
-def build_schedule(cfg: DictConfig) -> Any:
-    return instantiate(cfg.schedule, _convert_="all")(cfg.epochs, cfg.optimizer.lr)
+class Built(NamedTuple):
+    """What a configuration builds before an image is decoded."""
+
+    source: Any
+    model: "CCT"
+    augment: Any
+    schedule: Any
+    optimizer: Any
+
+
+def build(cfg: DictConfig, source: Any, device: Any) -> Built:
+    """Build everything on a device, the weights from the seed; ValueError for what does not fit."""
+    import torch
+
+    from cct.randomness import seed_of
+
+    schedule = instantiate(cfg.schedule, _convert_="all")(cfg.epochs, cfg.optimizer.lr)
+    augment = instantiate(cfg.augment, _partial_=True, _convert_="all")()
+    optimizer = instantiate(cfg.optimizer, _convert_="all")
+    torch.manual_seed(seed_of(cfg.seed, "init"))
+    model = build_model(cfg, len(source.classes), source.image_size).to(device)
+    return Built(source, model, augment, schedule, optimizer(model))
 
 
 def rehearse(runs: list[DictConfig]) -> None:
@@ -49,11 +74,10 @@ def rehearse(runs: list[DictConfig]) -> None:
         key = OmegaConf.to_yaml(cfg.data)
         source = sources[key] = sources.get(key) or build_source(cfg)
         with torch.device("meta"):
-            build_model(cfg, len(source.classes), source.image_size)
-        build_schedule(cfg)
+            build(cfg, source, "meta")
 
 
-def run(cfg: DictConfig, out: Path, name: str) -> float:
+def run(asked: config.Run, out: Path) -> float:
     """Train what the configuration says in ``out``, or go on there; return the final top-1.
 
     ValueError for what cannot be trained, before ``out`` is touched; RunFailed for a run that
@@ -62,56 +86,50 @@ def run(cfg: DictConfig, out: Path, name: str) -> float:
     import torch
 
     from cct import directory, machine
-    from cct.randomness import seed_of
 
-    earlier = directory.summary_of(out, name)
-    if earlier and earlier["status"] == "finished" and same_place(earlier, cfg):
+    cfg, began = asked.cfg, time.monotonic()
+    earlier = directory.summary_of(out, asked.name, cfg.seed)
+    # Other images may lie in another place, so only there their fingerprint must be taken first.
+    same_place = earlier and earlier["left_out"].get("data.root") == cfg.data.get("root")
+    if earlier and earlier["status"] == "finished" and same_place:
         return say_finished(out, earlier)
     device = machine.resolve_device(cfg.device)
     torch.set_num_threads(machine.resolve_threads(cfg.threads))
-    source = build_source(cfg)
-    schedule = build_schedule(cfg)
-    torch.manual_seed(seed_of(cfg.seed, "init"))
-    model = build_model(cfg, len(source.classes), source.image_size)
-    data = source.load()
+    built = build(cfg, build_source(cfg), device)
+    data = built.source.load()
     with directory.owned(out):
-        earlier = directory.summary_of(out, name)  # it may have been trained meanwhile
+        earlier = directory.summary_of(out, asked.name, cfg.seed)  # trained meanwhile, perhaps
         if earlier and earlier["fingerprint"] != data.fingerprint:
-            raise ValueError(f"{out} was trained on other images; choose another study=")
+            raise ValueError(f"{out} was trained on other images; name another study=")
         if earlier and earlier["status"] == "finished":
             return say_finished(out, earlier)
-        return train(cfg, out, name, data, model, schedule, device)
-
-
-def same_place(summary: dict[str, Any], cfg: DictConfig) -> bool:
-    """Whether the data would come from where it came from; other images may lie elsewhere."""
-    return summary["left_out"].get("data.root") == cfg.data.get("root")
+        return train(asked, out, built, data.to(device), device, began)
 
 
 def say_finished(out: Path, summary: dict[str, Any]) -> float:
     best, final = summary["best_top1"], summary["final_top1"]
-    print(f"Finished before, best top-1: {best:.2f}, final top-1: {final:.2f}")
-    print(f"  in {os.path.relpath(out)}")
+    batches = f", in batches of {summary['eval_batch_size']}" if summary["eval_batch_size"] else ""
+    print(
+        f"Finished before, best top-1: {best:.2f}, final top-1: {final:.2f}{batches}: "
+        f"{os.path.relpath(out)}"
+    )
     return final
 
 
 def train(
-    cfg: DictConfig, out: Path, name: str, data: "Data", model: "CCT", schedule: Any, device: Any
+    asked: config.Run, out: Path, built: Built, data: "Data", device: Any, began: float
 ) -> float:
-    """Record and train in a directory that this process owns."""
+    """Record and train in a directory that this process owns; it began at this monotonic time."""
     import torch
 
-    from cct import checkpoint, directory, loop, machine, record
+    from cct import checkpoint, loop, machine, record
     from cct.header import header
     from cct.model import cost
     from cct.pictures import pictures
 
+    cfg, model = asked.cfg, built.model
     counted = cost(model, data.normalize(data.test.images[:1]))
-    model.to(device)
-    data = data.to(device)
-    augment = instantiate(cfg.augment, _convert_="all")
-    optimizer = instantiate(cfg.optimizer, _convert_="all")(model)
-    epoch = checkpoint.restore(out / "last.pt", model, optimizer, device)
+    epoch = checkpoint.restore(out / "last.pt", model, built.optimizer, device)
     plan = loop.Plan(
         epochs=cfg.epochs,
         batch_size=cfg.batch_size,
@@ -121,16 +139,18 @@ def train(
         precision=machine.resolve_precision(cfg.precision, device),
     )
     facts = {
-        "name": name,
+        "name": asked.name,
+        "choices": asked.choices,
         "configuration_hash": config.digest(cfg),
         "seed": cfg.seed,
         "left_out": config.left_out(cfg),
+        "eval_batch_size": cfg.eval_batch_size if config.looks_across_batch(cfg) else None,
         "data": data.name,
         "fingerprint": data.fingerprint,
         "parameters_trainable": counted.trainable,
         "parameters_frozen": counted.frozen,
         "multiply_adds": counted.multiply_adds,
-        "schedule": vars(schedule),
+        "schedule": vars(built.schedule),
         "device": str(device),
         "device_name": machine.device_name(device),
         "threads": torch.get_num_threads(),
@@ -139,26 +159,29 @@ def train(
         "git_commit": record.git_commit(),
     }
     configuration: Any = OmegaConf.to_container(cfg)
-    with record.Record(out, epoch) as log:
+    with record.Record(out, epoch, facts, began) as log:
         if HydraConfig.initialized():
-            directory.write_configuration(out, cfg, HydraConfig.get())
-        log.begin(facts, header(configuration, data, model, counted, facts))
-        loop.fit(model, data, augment, optimizer, schedule, log, plan, configuration)
+            config.write(out, cfg, HydraConfig.get())
+        log.begin(header(configuration, data, model, counted, facts, out))
+        loop.fit(
+            model, data, built.augment, built.optimizer, built.schedule, log, plan, configuration
+        )
         log.finish(configuration, pictures(model, data))
-        if config.looks_across_batch(cfg):
-            log.say(f"Evaluated in batches of {plan.eval_batch_size}, on which this pool depends")
+        if facts["eval_batch_size"]:
+            log.say(f"Evaluated in batches of {cfg.eval_batch_size}, on which this pool depends")
         return log.rows[-1]["test_top1"]
 
 
-def stop(mistake: Exception, code: int, sweep: bool) -> NoReturn:
+def refuse(line: str, code: int, sweep: bool) -> NoReturn:
     """Say in one line what went wrong; end the program, or only this job of a sweep."""
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        raise mistake
-    line = f"train.py: {' '.join(str(mistake).split())}"
-    print(line, file=sys.stderr)
+    print(f"train.py: {line}", file=sys.stderr)
     if sweep:
-        raise HydraException(line) from None
+        raise CompactHydraException(line)
     sys.exit(code)
+
+
+def full_error_wanted() -> bool:
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
@@ -167,17 +190,18 @@ def main(cfg: DictConfig) -> float:
     from cct.record import RunFailed
 
     job = HydraConfig.get()
-    out, sweep = Path(job.runtime.output_dir), job.mode == RunMode.MULTIRUN
+    out = Path(job.runtime.output_dir)
     try:
-        cfg = config.check(cfg)
-        return run(cfg, out, config.name(cfg, job.runtime.choices))
-    except (ValueError, OSError) as mistake:
-        remove_empty(out)
-        stop(mistake, 2, sweep)
-    except RunFailed as failure:
-        stop(failure, 1, sweep)
+        return run(config.run_of(cfg, job), out)
+    except (ValueError, OSError, RunFailed) as error:
+        if full_error_wanted():
+            raise
+        line, code = one_line(error), 1 if isinstance(error, RunFailed) else 2
     except KeyboardInterrupt:
         sys.exit(130)
+    # Out here the error is gone, and with it the frames that hold the failed run's data and model.
+    remove_empty(out)
+    refuse(line, code, sweep=job.mode == RunMode.MULTIRUN)
 
 
 def start(arguments: list[str]) -> None:
@@ -190,7 +214,9 @@ def start(arguments: list[str]) -> None:
         if len(runs) > 1:
             rehearse(runs)
     except (ValueError, OSError) as mistake:
-        stop(mistake, 2, sweep=False)
+        if full_error_wanted():
+            raise
+        refuse(one_line(mistake), 2, sweep=False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main()
 

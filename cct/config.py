@@ -5,11 +5,12 @@ level is ``Settings``. Every mistake is a ValueError of one line that names the 
 """
 
 import hashlib
+import importlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -20,8 +21,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cct.limits import Count, DropRate, Whole
-from cct.schema import check_mapping
+from cct.limits import BelowOne, Count, Whole
+from cct.schema import check_mapping, one_line
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 Node = Callable[..., Any]  # a mapping whose _target_ is called with the rest of it
@@ -41,7 +42,7 @@ class Settings:
     batch_size: Count
     eval_batch_size: Count
     seed: Whole
-    label_smoothing: DropRate
+    label_smoothing: BelowOne
     device: str
     precision: Literal["auto", "fp32", "bf16"]
     threads: Count | Literal["auto"]
@@ -55,8 +56,21 @@ UNNAMED = ("seed", "study", "device", "threads", "data.root", "data.download", "
 NEUTRAL = {"augment.random_erasing": 0.0}
 
 
-def compose(overrides: list[str], extra: str | None = None) -> tuple[DictConfig, str]:
-    """Return the checked configuration of one run and its name; ``extra`` is a further folder."""
+class Run(NamedTuple):
+    """A checked configuration, the name of its run, and the option chosen in each group."""
+
+    cfg: DictConfig
+    name: str
+    choices: dict[str, str]
+
+
+def options(group: str) -> list[str]:
+    """Return the options of a group."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def compose(overrides: list[str], extra: str | None = None) -> Run:
+    """Return the run that these overrides ask for; ``extra`` is a further configuration folder."""
     search = [f"hydra.searchpath=[file://{Path(extra).resolve()}]"] if extra else []
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -67,10 +81,21 @@ def compose(overrides: list[str], extra: str | None = None) -> tuple[DictConfig,
         choices = ", ".join(mistake.options or []) or "none"
         raise ValueError(f"{group}={choice}: no such choice; there are {choices}") from mistake
     except (HydraException, OmegaConfBaseException) as mistake:
-        raise ValueError(" ".join(str(mistake).split())) from mistake
-    _check_parts(whole, overrides)
-    cfg = check(whole)
-    return cfg, name(cfg, whole.hydra.runtime.choices)
+        raise ValueError(one_line(mistake)) from mistake
+    run = run_of(whole, whole.hydra)
+    _refuse_idle(run.cfg, overrides)
+    return run
+
+
+def run_of(cfg: DictConfig, hydra: Any) -> Run:
+    """Return the run of a composed configuration and Hydra's record of how it was composed."""
+    groups = [key for key, kind in get_type_hints(Settings).items() if kind == Node]
+    for group in groups:
+        if group not in hydra.runtime.choices:
+            raise ValueError(f"{group}: exactly one choice is needed, there is no list of them")
+    choices = {group: hydra.runtime.choices[group] for group in groups}
+    checked = check(cfg)
+    return Run(checked, f"{choices['mixer']}-{choices['pool']}-{digest(checked)}", choices)
 
 
 def check_command_line(arguments: list[str]) -> list[DictConfig]:
@@ -87,7 +112,7 @@ def check_command_line(arguments: list[str]) -> list[DictConfig]:
     seedless = {
         tuple(one for one in job if not re.fullmatch(r"seed=\d+", one)): job for job in jobs
     }
-    return [compose(job, asked.config_dir)[0] for job in seedless.values()]
+    return [compose(job, asked.config_dir).cfg for job in seedless.values()]
 
 
 def expand(overrides: list[str]) -> list[list[str]]:
@@ -96,7 +121,7 @@ def expand(overrides: list[str]) -> list[list[str]]:
         parsed = OverridesParser.create().parse_overrides(overrides)
         return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
     except HydraException as mistake:
-        raise ValueError(" ".join(str(mistake).split())) from mistake
+        raise ValueError(one_line(mistake)) from mistake
 
 
 def _force(override: str) -> str:
@@ -110,13 +135,20 @@ def _force(override: str) -> str:
     return f"++{override}" if plain else override
 
 
-def _check_parts(whole: DictConfig, overrides: list[str]) -> None:
-    """Refuse a setting given by hand for a part that the mixture does not have."""
-    components = OmegaConf.select(whole, "mixer.components") or []
+def _refuse_idle(cfg: DictConfig, overrides: list[str]) -> None:
+    """Refuse a setting given by hand that would do nothing beside the other choices."""
+    module, _, mixer = cfg.mixer._target_.rpartition(".")
+    unused = getattr(getattr(importlib.import_module(module), mixer), "unused", ())
+    idle = {f"model.{key}": "this mixer, which does not use it" for key in unused}
+    if cfg.model.depth == 1:
+        idle["model.stochastic_depth"] = "model.depth=1, as it is 0 in the first block"
     for override in overrides:
-        given = re.match(r"\+*mixer\.parts\.(\w+)\.", override)
-        if given and given[1] not in components:
-            raise ValueError(f"{override}: {given[1]} is not among mixer.components={components}")
+        key = override.lstrip("+").partition("=")[0]
+        part = re.match(r"mixer\.parts\.(\w+)", key)
+        if part and part[1] not in cfg.mixer.get("components", []):
+            raise ValueError(f"{override}: {part[1]} is not among the components of the mixture")
+        if key in idle:
+            raise ValueError(f"{override}: has no meaning with {idle[key]}")
 
 
 def check(cfg: DictConfig) -> DictConfig:
@@ -126,9 +158,9 @@ def check(cfg: DictConfig) -> DictConfig:
             OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), resolve=True
         )
     except OmegaConfBaseException as mistake:
-        raise ValueError(" ".join(str(mistake).split())) from mistake
+        raise ValueError(one_line(mistake)) from mistake
     assert isinstance(plain, dict)
-    if "parts" in plain.get("mixer", {}) and isinstance(plain["mixer"].get("components"), list):
+    if isinstance(plain.get("mixer"), dict):
         _keep_components(plain["mixer"])
     checked = check_mapping(plain, get_type_hints(Settings, include_extras=True), "")
     if not re.fullmatch(r"\w[\w.-]*", checked["study"], re.ASCII):
@@ -139,18 +171,22 @@ def check(cfg: DictConfig) -> DictConfig:
 
 
 def _keep_components(mixer: dict) -> None:
-    for part in mixer["components"]:
-        if part not in mixer["parts"]:
-            choices = ", ".join(mixer["parts"])
-            raise ValueError(f"mixer.components: no part {part}; there are {choices}")
-    mixer["parts"] = {part: mixer["parts"][part] for part in mixer["components"]}
+    """Drop those of a mixture's possible parts that are not among its components."""
+    components, parts = mixer.get("components"), mixer.get("parts")
+    if not isinstance(components, list) or not isinstance(parts, dict):
+        return  # not a mixture, or one whose mistake is found with all others
+    for part in components:
+        if part not in [*parts]:
+            raise ValueError(f"mixer.components: no part {part}; there are {', '.join(parts)}")
+    mixer["parts"] = {part: parts[part] for part in components}
 
 
 def identity(cfg: DictConfig) -> dict:
     """Return what makes two runs the same but for their seed: the settings without ``UNNAMED``.
 
     Where pooling looks across the batch, the evaluation batch size is part of it. Settings with
-    their ``NEUTRAL`` value are not, so that the runs of earlier versions keep their names.
+    their ``NEUTRAL`` value are not, so that the runs of earlier versions keep their names; nor is
+    where in the code a class stands.
     """
     plain = OmegaConf.to_container(cfg)
     assert isinstance(plain, dict)
@@ -160,7 +196,14 @@ def identity(cfg: DictConfig) -> dict:
             continue
         group, _, name = key.rpartition(".")
         (plain[group] if group else plain).pop(name, None)
-    return plain
+    return _without_places(plain)
+
+
+def _without_places(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    kept = {key: _without_places(value) for key, value in node.items() if key != "_partial_"}
+    return kept | {key: kept[key].rpartition(".")[2] for key in kept if key == "_target_"}
 
 
 def looks_across_batch(cfg: DictConfig) -> bool:
@@ -181,16 +224,16 @@ def digest(cfg: DictConfig) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
 
-def name(cfg: DictConfig, choices: Mapping[str, str]) -> str:
-    """Return <mixer>-<pool>-<digest> of a checked configuration and Hydra's record of choices."""
-    for group in ("mixer", "pool"):
-        if group not in choices:
-            raise ValueError(f"{group}: exactly one choice is needed, there is no list of them")
-    return f"{choices['mixer']}-{choices['pool']}-{digest(cfg)}"
-
-
 def _run_name(*, _root_: DictConfig) -> str:
-    return name(check(_root_), _root_.hydra.runtime.choices)
+    return run_of(_root_, _root_.hydra).name
 
 
 OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
+
+
+def write(out: Path, cfg: DictConfig, hydra: Any) -> None:
+    """Write to ``.hydra`` what Hydra itself would write before the directory is this run's."""
+    (out / ".hydra").mkdir(exist_ok=True)
+    OmegaConf.save(cfg, out / ".hydra" / "config.yaml")
+    OmegaConf.save(hydra, out / ".hydra" / "hydra.yaml")
+    OmegaConf.save(hydra.overrides.task, out / ".hydra" / "overrides.yaml")

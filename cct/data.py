@@ -60,11 +60,12 @@ class Data:
     def normalize(self, images: Tensor) -> Tensor:
         """Images in float32, (pixel / 255 - mean) / std per channel, where ``images`` are.
 
-        Shapes: uint8 (..., 3, H, W) -> float32 (..., 3, H, W).
+        Shapes: uint8 (N, 3, H, W) -> float32 (N, 3, H, W).
         """
         mean = self.mean.to(images.device)[:, None, None]
         std = self.std.to(images.device)[:, None, None]
-        return (images * (1 / (255 * std))).sub_(mean / std)  # two passes over the pixels, not four
+        pixels = images.contiguous(memory_format=torch.channels_last)  # the faster convolutions
+        return (pixels * (1 / (255 * std))).sub_(mean / std)  # two passes over them, not four
 
     def warnings(self) -> list[str]:
         """One line if the statistics used are not those of the pixels, else nothing."""

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from omegaconf import DictConfig, OmegaConf
 
 from cct.record import read_summary
 
 
-def summary_of(out: Path, name: str) -> dict[str, Any] | None:
+def summary_of(out: Path, name: str, seed: int) -> dict[str, Any] | None:
     """Return the summary of an earlier start of this run; ValueError if another one lives here."""
     summary = read_summary(out)
-    if summary and summary["name"] != name:
-        raise ValueError(f"{out} holds the run {summary['name']}; this command is {name}")
+    if summary and (summary["name"], summary["seed"]) != (name, seed):
+        raise ValueError(
+            f"{out} holds the run {summary['name']} of seed {summary['seed']}; "
+            f"this command is {name} of seed {seed}"
+        )
     return summary
 
 
@@ -32,14 +34,6 @@ def owned(out: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def write_configuration(out: Path, cfg: DictConfig, hydra: Any) -> None:
-    """Write what Hydra would have written to ``.hydra``, once the directory is owned."""
-    (out / ".hydra").mkdir(exist_ok=True)
-    OmegaConf.save(cfg, out / ".hydra" / "config.yaml")
-    OmegaConf.save(hydra, out / ".hydra" / "hydra.yaml")
-    OmegaConf.save(hydra.overrides.task, out / ".hydra" / "overrides.yaml")
 
 
 def remove_empty(out: Path) -> None:

@@ -1,7 +1,9 @@
 """What a run says about itself before its first epoch."""
 
+import os
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +18,16 @@ def header(
     model: CCT,
     counted: Cost,
     facts: Mapping[str, Any],
+    out: Path,
 ) -> list[str]:
-    """Return the lines of a run's header; ``facts`` are those of its summary."""
+    """Return the lines of a run's header; ``facts`` are those of its summary in ``out``."""
     height, width = data.train.images.shape[-2:]
     grid = "x".join(map(str, model.grid))
     before = f" and {model.pool.prefix} before it" if model.pool.prefix else ""
+    choices = facts["choices"]
     batch = min(configuration["batch_size"], len(data.train))
     said = [
-        ("run", f"{facts['name']} seed {facts['seed']}"),
+        ("run", os.path.relpath(out)),
         ("data", data.name),
         ("", f"{len(data.train):,} training and {len(data.test):,} test images"),
         ("", f"{height}x{width} pixels, {len(data.classes)} classes"),
@@ -31,13 +35,15 @@ def header(
         ("", f"mean {_three(data.mean)} measured {_three(data.measured_mean)}"),
         ("", f"std  {_three(data.std)} measured {_three(data.measured_std)}"),
         *(("", line) for line in data.warnings()),
-        ("model", _settings(configuration["model"])),
+        ("model", f"{choices['model']}: {_settings(configuration['model'])}"),
         ("", f"{counted.trainable:,} trainable and {counted.frozen:,} frozen parameters"),
         ("", f"{counted.multiply_adds:,} multiply-adds an image"),
         ("", f"{model.tokens} tokens, a grid of {grid}{before}"),
-        *((group, _settings(configuration[group])) for group in ("mixer", "pool")),
-        *((group, _settings(configuration[group])) for group in ("augment", "optimizer")),
-        ("schedule", f"{_settings(configuration['schedule'])}; {_words(facts['schedule'])}"),
+        *(
+            (group, f"{choices[group]}: {_settings(configuration[group])}")
+            for group in ("mixer", "pool", "augment", "optimizer")
+        ),
+        ("schedule", f"{choices['schedule']}: {_words(facts['schedule'])}"),
         ("training", f"{-(-len(data.train) // batch)} steps an epoch, effective batch {batch}"),
         ("", f"label smoothing {configuration['label_smoothing']}"),
         ("machine", f"{facts['device_name']}, threads {facts['threads']}, {facts['precision']}"),

@@ -1,4 +1,4 @@
-"""What a setting may be: the annotated types that signatures use and ``cct/config.py`` checks.
+"""What a setting may be: the annotated types that signatures use and ``cct/schema.py`` checks.
 
 A constructor that says ``rank: Count`` thereby refuses ``rank=0`` on the command line, by name and
 before anything is built.
@@ -33,10 +33,12 @@ class Range:
 MOST = 1e9  # no count of anything here is larger; a typing slip easily is
 
 Count = Annotated[int, Range(1, MOST)]
+Few = Annotated[int, Range(1, 256)]  # layers, pixels of a kernel: each costs much
+Width = Annotated[int, Range(1, 16384)]  # of a layer, whose matrices have the square of it
 Whole = Annotated[int, Range(0, MOST)]
 Number = Annotated[float, Range(-math.inf)]
 Positive = Annotated[float, Range(0, open_low=True)]
 NonNegative = Annotated[float, Range(0)]
 Level = Annotated[float, Range(0, 10)]  # of an augmentation, from nothing to its severest
 Fraction = Annotated[float, Range(0, 1)]
-DropRate = Annotated[float, Range(0, 1, open_high=True)]  # 1 would drop everything, divided by 0
+BelowOne = Annotated[float, Range(0, 1, open_high=True)]  # a rate that may not drop everything

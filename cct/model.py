@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from cct.limits import Count, DropRate, Positive
+from cct.limits import BelowOne, Few, Positive, Width
 from cct.pooling import ClassToken, SequencePooling
 
 
@@ -110,16 +109,16 @@ class CCT(nn.Module):
         mixer: Callable[..., nn.Module],
         pool: Callable[..., SequencePooling | ClassToken],
         *,
-        dim: Count,
-        depth: Count,
-        heads: Count,
+        dim: Width,
+        depth: Few,
+        heads: Few,
         mlp_ratio: Positive,
-        kernel_size: Count,
-        conv_layers: Count,
+        kernel_size: Few,
+        conv_layers: Few,
         positional_embedding: Literal["learnable", "sine", "none"],
-        dropout: DropRate,
-        attention_dropout: DropRate,
-        stochastic_depth: DropRate,
+        dropout: BelowOne,
+        attention_dropout: BelowOne,
+        stochastic_depth: BelowOne,
     ) -> None:
         super().__init__()
         if dim % heads:
@@ -220,6 +219,8 @@ def cost(module: nn.Module, *inputs: Tensor) -> Cost:
     Multiply-adds are those of matrix products and convolutions for the whole batch given;
     elementwise work is not counted.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # not needed to refuse a setting
+
     trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
     tables = [*module.parameters(), *module.buffers()]
     with _evaluating(module), FlopCounterMode(display=False) as counter:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from cct.limits import Fraction, NonNegative, Positive, Whole
+from cct.limits import BelowOne, NonNegative, Positive, Whole
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -28,12 +28,12 @@ def adamw(
     *,
     lr: Positive,
     weight_decay: NonNegative,
-    betas: list[Fraction],
+    betas: list[BelowOne],
     eps: Positive,
 ) -> torch.optim.Optimizer:
     """Return AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over the model's parameters."""
-    if len(betas) != 2 or max(betas) >= 1:
-        raise ValueError(f"optimizer.betas={list(betas)}: two numbers below 1 are needed")
+    if len(betas) != 2:
+        raise ValueError(f"optimizer.betas={list(betas)}: two numbers are needed")
     groups = parameter_groups(model, weight_decay)
     return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
 

@@ -13,7 +13,7 @@ from cct.data import Data
 from cct.model import CCT
 
 SHOWN = 8  # images whose pooling weights are drawn, and over whose maps the mean is taken
-MOST_TOKENS = 1024  # a map has N x N pixels
+MOST_TOKENS = 512  # a map has N x N values for each head and image
 
 
 def pictures(model: CCT, data: Data) -> dict[str, Tensor]:

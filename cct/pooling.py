@@ -59,7 +59,10 @@ class SequencePooling(nn.Module):
         values = self.identity_weight * x
         if self.axis is not None:
             values = values + self.softmax_weight * _softmax(x, self.axis)
-        return torch.einsum("bn,bnd->bd", self.weights(x).to(values.dtype), values)
+        with torch.autocast(
+            x.device.type, enabled=False
+        ):  # it would round what float32 softmax gave
+            return torch.einsum("bn,bnd->bd", self.weights(x).to(values.dtype), values)
 
 
 class ClassToken(nn.Module):

@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -19,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cct.checkpoint import replacing
+from cct.schema import one_line
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "timm", "numpy")
 
@@ -61,9 +63,13 @@ class RunFailed(Exception):
 
 
 class Record:
-    """The open records of one run in its directory, continued after ``epoch`` finished epochs."""
+    """The open records of one run in its directory, continued after ``epoch`` finished epochs.
 
-    def __init__(self, out: Path, epoch: int) -> None:
+    ``facts`` are what the summary says about the run from its start on; ``began`` is when this
+    program began, by the monotonic clock.
+    """
+
+    def __init__(self, out: Path, epoch: int, facts: dict[str, Any], began: float) -> None:
         # Slow to import, and of no use to a run that is refused.
         from torch.utils.tensorboard import SummaryWriter
 
@@ -71,8 +77,10 @@ class Record:
         self.rows = read_rows(out)[:epoch]
         assert len(self.rows) == epoch, "metrics.jsonl lacks an epoch that the checkpoint has"
         self._write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows))
-        self.curves = SummaryWriter(str(out), purge_step=epoch + 1 if epoch else None)
-        self.facts = read_summary(out) or {}
+        earlier = any(out.glob("events.out.tfevents.*"))
+        self.curves = SummaryWriter(str(out), purge_step=epoch + 1 if earlier else None)
+        self.facts = facts
+        self.began = began - sum(row["seconds"] for row in self.rows)
 
     def _write(self, name: str, text: str) -> None:
         with replacing(self.out / name) as temporary:
@@ -97,7 +105,8 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        return sum(row["seconds"] for row in self.rows)
+        """Since the start; the time of earlier starts is that of the epochs they left."""
+        return time.monotonic() - self.began
 
     def add_epoch(self, row: dict[str, Any], gradient_norm: float) -> None:
         """Write one epoch's row everywhere; numbers that are not finite become null."""
@@ -123,14 +132,15 @@ class Record:
             if value is not None:
                 self.curves.add_scalar(name, value, row["epoch"])
         self.curves.flush()
-        minutes = self.seconds / 60
-        self.say(f"[Epoch {row['epoch']}] Top-1 {row['test_top1']:.2f} Time: {minutes:.2f}")
+        self.say(
+            f"[Epoch {row['epoch']}] Top-1 {row['test_top1']:.2f} Time: {self.seconds / 60:.2f}"
+        )
 
-    def begin(self, facts: dict[str, Any], header: Iterable[str]) -> None:
-        """Print the header and note what the run is, before its first epoch."""
+    def begin(self, header: Iterable[str]) -> None:
+        """Print the header and note that the run has begun."""
         for line in header:
             self.say(line)
-        self.summarise(status="running", reason=None, epochs=len(self.rows), **facts)
+        self.summarise(status="running", epochs=len(self.rows))
 
     def finish(self, configuration: dict[str, Any], pictures: dict[str, Tensor]) -> None:
         """Write the result to the summary, and to TensorBoard beside the hyperparameters.
@@ -141,15 +151,17 @@ class Record:
 
         final, best = self.rows[-1], self.best
         result = {"final_top1": final["test_top1"], "best_top1": best["test_top1"]}
+        settings = _flat(configuration) | self.facts["choices"]
         # SummaryWriter.add_hparams would put them into a second run.
-        for event in hparams(_flat(configuration), {f"result/{k}": v for k, v in result.items()}):
+        for event in hparams(settings, {f"result/{key}": value for key, value in result.items()}):
             self.curves._get_file_writer().add_summary(event)
         for key, value in result.items():
             self.curves.add_scalar(f"result/{key}", value, final["epoch"])
         for name, picture in pictures.items():
             self.curves.add_image(name, picture.cpu(), final["epoch"])
+        seconds = self.seconds
         self.say(
-            f"Script finished in {self.seconds / 60:.2f} minutes, best top-1: "
+            f"Script finished in {seconds / 60:.2f} minutes, best top-1: "
             f"{best['test_top1']:.2f}, final top-1: {final['test_top1']:.2f}"
         )
         self.summarise(
@@ -158,7 +170,7 @@ class Record:
             best_epoch=best["epoch"],
             best_chosen_on="test set",
             epochs=final["epoch"],
-            seconds=self.seconds,
+            seconds=seconds,
         )
 
     def __enter__(self) -> "Record":
@@ -176,7 +188,7 @@ class Record:
             return
         with (self.out / "train.log").open("a") as log:
             traceback.print_exception(error, file=log)
-        reason = " ".join(str(error).split()) or kind.__name__
+        reason = one_line(error)
         self.summarise(status="failed", reason=reason, **done)
         raise RunFailed(f"{reason} ({self.out / 'train.log'})") from error
 
@@ -188,6 +200,4 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
             flat |= _flat(value, f"{prefix}{key}.")
         elif not key.startswith("_"):
             flat[f"{prefix}{key}"] = value if isinstance(value, int | float) else str(value)
-        elif key == "_target_":
-            flat[prefix.rstrip(".")] = str(value).rpartition(".")[2]
     return flat

@@ -17,18 +17,36 @@ from cct.limits import Range
 
 
 def check_mapping(values: Mapping, kinds: Mapping[str, Any], key: str) -> dict:
+    """Return the settings of a node, or of the top level, each as its annotated type."""
     prefix = f"{key}." if key else ""
     for name, value in values.items():
         if name not in kinds:
             given = "" if isinstance(value, Mapping) else f"={value}"
-            close = difflib.get_close_matches(str(name), kinds, 1)
-            known = ", ".join(kinds) or "none for this choice"
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"there are: {known}"
+            hint = _hint(name, values, kinds, prefix)
             raise ValueError(f"{prefix}{name}{given}: no such setting; {hint}")
     for name in kinds:
         if name not in values:
             raise ValueError(f"{prefix}{name}: missing")
-    return {name: _check_value(values[name], kinds[name], f"{prefix}{name}") for name in values}
+    plain_first = sorted(values, key=lambda name: isinstance(values[name], Mapping))
+    keys = {name: f"{prefix}{name}" for name in plain_first}
+    return {name: _check_value(values[name], kinds[name], key) for name, key in keys.items()}
+
+
+def _hint(name: str, values: Mapping, kinds: Mapping[str, Any], prefix: str) -> str:
+    """Say what may have been meant: the same name inside a group, a similar one, or any known."""
+    inside = [f"{group}.{name}" for group, node in values.items() if name in _names(node)]
+    close = inside or difflib.get_close_matches(str(name), kinds, 1)
+    if close:
+        return f"did you mean {prefix}{close[0]}?"
+    return f"there are: {', '.join(kinds) or 'none for this choice'}"
+
+
+def _names(node: Any) -> list[str]:
+    return [str(name) for name in node] if isinstance(node, Mapping) else []
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join((str(error) or type(error).__name__).split())
 
 
 def _check_node(node: Any, key: str) -> dict:
@@ -49,7 +67,11 @@ def settings_of(target: Callable[..., Any]) -> dict[str, Any]:
     function = target.__init__ if inspect.isclass(target) else target
     hints = get_type_hints(function, include_extras=True)
     arguments = inspect.signature(function).parameters.values()
-    return {a.name: hints[a.name] for a in arguments if a.kind is a.KEYWORD_ONLY}
+    settings = [argument.name for argument in arguments if argument.kind is argument.KEYWORD_ONLY]
+    for name in settings:
+        if name not in hints:
+            raise ValueError(f"{target.__module__}.{target.__name__}: annotate the type of {name}")
+    return {name: hints[name] for name in settings}
 
 
 def _check_value(value: Any, kind: Any, key: str) -> Any:

@@ -5,6 +5,7 @@ python scripts/synthesizer_table.py --dim 1024 --length 32 --model cct_2_3x2
 
 import argparse
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import torch
@@ -12,16 +13,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where train.py lies
 
 from cct import synthesizer
-from cct.config import CONF, compose
+from cct.config import compose, options
 from cct.model import cost
 from train import build_model
 
 LAYER_HEADER = ("layer", "n_params", "flops", "trainable", "frozen", "multiply-adds")
 CCT_HEADER = ("mixer", "trainable", "frozen", "multiply-adds")
-
-
-def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 def layer_rows(dim: int, length: int) -> list[tuple]:
@@ -44,13 +41,16 @@ def layer_rows(dim: int, length: int) -> list[tuple]:
     return rows
 
 
-def cct_rows(model: str) -> list[tuple]:
-    rows = []
+def cct_rows(name: str) -> tuple[list[tuple], list[tuple]]:
+    """Return a row for each mixer: of the whole model, and of the mixer of one block."""
+    whole, alone = [], []
     for mixer in options("mixer"):
-        cfg, _ = compose([f"model={model}", f"mixer={mixer}"])
-        true = cost(build_model(cfg, classes=10, image_size=(32, 32)), torch.zeros(1, 3, 32, 32))
-        rows.append((mixer, true.trainable, true.frozen, true.multiply_adds))
-    return rows
+        cfg = compose([f"model={name}", f"mixer={mixer}"]).cfg
+        model = build_model(cfg, classes=10, image_size=(32, 32))
+        tokens = torch.zeros(1, model.tokens, cfg.model.dim)
+        whole.append((mixer, *astuple(cost(model, torch.zeros(1, 3, 32, 32)))))
+        alone.append((mixer, *astuple(cost(model.blocks[0].get_submodule("mixer"), tokens))))
+    return whole, alone
 
 
 def show(header: tuple, rows: list[tuple]) -> None:
@@ -77,7 +77,10 @@ def main(arguments: list[str] | None = None) -> None:
     print("then true counts, multiply-adds for a batch of one")
     show(LAYER_HEADER, layer_rows(given.dim, given.length))
     print(f"\n{given.model} with each mixer, for one 32x32 image and 10 classes")
-    show(CCT_HEADER, cct_rows(given.model))
+    whole, alone = cct_rows(given.model)
+    show(CCT_HEADER, whole)
+    print("\nThe mixer of one of its blocks alone")
+    show(CCT_HEADER, alone)
 
 
 if __name__ == "__main__":

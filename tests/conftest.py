@@ -16,7 +16,6 @@ import torch
 
 torch.set_num_threads(1)  # tiny tensors: more threads only get in each other's way
 ROOT = Path(__file__).parents[1]
-CONF = ROOT / "conf"
 TINY = [
     "data=digits",
     "data.train_size=40",
@@ -26,11 +25,6 @@ TINY = [
     "epochs=2",
     "threads=1",
 ]
-
-
-def options(group: str) -> list[str]:
-    """Every option of a config group, so that a new yaml is tested unasked."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +64,9 @@ def trained(tmp_path: Path) -> Callable[..., Trained]:
     from train import run
 
     def train(*overrides: str, study: str = "default") -> Trained:
-        cfg, name = config.compose([*TINY, *overrides])
-        out = tmp_path / "outputs" / study / name / f"seed{cfg.seed}"
-        run(cfg, out, name)
+        asked = config.compose([*TINY, *overrides])
+        out = tmp_path / "outputs" / study / asked.name / f"seed{asked.cfg.seed}"
+        run(asked, out)
         return Trained(out)
 
     return train

@@ -8,14 +8,13 @@ from hydra.utils import instantiate
 from torch import Tensor
 
 from cct.augment.geometry import flip, shift_crop
-from cct.config import compose
-from tests.conftest import options
+from cct.config import compose, options
 
 POLICIES = options("augment")
 
 
 def build(name: str, *overrides: str) -> Any:
-    cfg, _ = compose(["data=digits", f"augment={name}", *overrides])
+    cfg = compose(["data=digits", f"augment={name}", *overrides]).cfg
     return instantiate(cfg.augment, _convert_="all")
 
 
@@ -73,7 +72,7 @@ def test_crop_flip_applies_each_row_of_draws_to_its_image(mirror):
 
 
 def test_the_usual_augmentation_pads_by_four_and_mirrors_half():
-    cfg, _ = compose([])
+    cfg = compose([]).cfg
     assert (cfg.augment.padding, cfg.augment.flip) == (4, True)
     draws = build("crop_flip").draw(4000, seeded(1))[:, :3]
     for shifts in draws[:, :2].int().T:
@@ -86,7 +85,7 @@ def test_the_usual_augmentation_pads_by_four_and_mirrors_half():
 
 
 def test_digits_are_cropped_but_never_mirrored():
-    cfg, _ = compose(["data=digits"])
+    cfg = compose(["data=digits"]).cfg
     assert (cfg.augment.padding, cfg.augment.flip) == (4, False)
     policy = build("crop")
     one = images(1, 9, 9)

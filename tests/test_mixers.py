@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from cct.config import compose
+from cct.config import compose, options
 from cct.mixers.attention import Attention, MixtureAttention
 from cct.model import cost
-from tests.conftest import options
 
 MIXERS = options("mixer")
 INPUT_INDEPENDENT = ["random", "fixed_random", "factorized_random"]
@@ -28,7 +27,7 @@ WIDTH = DIM // HEADS
 
 @cache
 def factory(name: str, *overrides: str) -> Callable[..., Any]:
-    cfg, _ = compose([f"mixer={name}", "data=digits", *overrides])
+    cfg = compose([f"mixer={name}", "data=digits", *overrides]).cfg
     return instantiate(cfg.mixer, _convert_="all")
 
 

@@ -19,10 +19,9 @@ import torch.nn.functional as F
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from cct.config import compose
+from cct.config import compose, options
 from cct.model import CCT, Block, Cost, Tokenizer, cost, sine_table
 from cct.optim import adamw
-from tests.conftest import options
 
 REFERENCE = Path(__file__).parent / "reference"
 MIXERS, POOLS = options("mixer"), options("pool")
@@ -31,7 +30,7 @@ TINY = ("model.dim=16", "model.heads=2")
 
 @cache
 def factories(*overrides: str) -> tuple[Callable[..., CCT], Any, Any]:
-    cfg, _ = compose(["data=digits", *overrides])
+    cfg = compose(["data=digits", *overrides]).cfg
     model, mixer, pool = (
         instantiate(node, _convert_="all") for node in (cfg.model, cfg.mixer, cfg.pool)
     )
@@ -242,7 +241,7 @@ def test_a_preset_has_the_sizes_in_its_name(name):
     found = re.fullmatch(r"cct_(\d+)_(\d)x(\d)", name)
     assert found is not None
     size, kernel, layers = map(int, found.groups())
-    cfg, _ = compose([f"model={name}", "data=digits"])
+    cfg = compose([f"model={name}", "data=digits"]).cfg
     keys = ("depth", "heads", "mlp_ratio", "dim", "kernel_size", "conv_layers")
     assert tuple(cfg.model[key] for key in keys) == (*DEPTHS[size], kernel, layers)
     rates = ("dropout", "attention_dropout", "stochastic_depth")
@@ -287,7 +286,7 @@ def biases_per_block(mixer: tuple[str, ...], model: CCT, dim: int, heads: int) -
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mixer", TABLE, ids="-".join)
 def test_costs_are_those_of_the_specification(mixer, size):
-    cfg, _ = compose(["data=digits", f"model={size}"])
+    cfg = compose(["data=digits", f"model={size}"]).cfg
     model = build(f"mixer={mixer[0]}", *mixer[1:], f"model={size}")
     parameters, millions = TABLE[mixer].split()[SIZES.index(size)].split("/")
     biases = cfg.model.depth * biases_per_block(mixer, model, cfg.model.dim, cfg.model.heads)

@@ -12,7 +12,7 @@ from torchvision.transforms import InterpolationMode, autoaugment
 
 from cct.augment.operations import NAMES
 from cct.augment.policies import SUB_POLICIES
-from tests.conftest import options
+from cct.config import options
 from tests.test_augment import build, seeded
 from tests.test_operations import flat, from_pillow, smooth, to_pillow
 

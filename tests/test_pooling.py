@@ -10,15 +10,14 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor
 
-from cct.config import compose
-from tests.conftest import options
+from cct.config import compose, options
 
 POOLS = options("pool")
 REFERENCE = Path(__file__).parent / "reference" / "pools.npz"
 
 
 def build(name: str, *overrides: str, dim: int = 8) -> Any:
-    cfg, _ = compose([f"pool={name}", "data=digits", *overrides])
+    cfg = compose([f"pool={name}", "data=digits", *overrides]).cfg
     return instantiate(cfg.pool, _convert_="all")(dim)
 
 

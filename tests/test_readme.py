@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CONF, ROOT, TINY, options
+from cct.config import CONF, options
+from tests.conftest import ROOT, TINY
 
 README = (ROOT / "README.md").read_text()
 

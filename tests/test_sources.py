@@ -30,6 +30,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torchvision import datasets
 
+from cct.schema import one_line
 from cct.sources import CIFAR10, CIFAR100, Digits, Folder, Synthetic, cifar, common
 
 torch.set_num_threads(1)
@@ -466,8 +467,8 @@ def test_a_root_where_no_lock_can_be_had_is_one_line(official: Official, tmp_pat
 
 
 def test_a_reason_is_one_line_and_never_empty():
-    assert common.one_line(OSError("first\n  second\n")) == "first second"
-    assert common.one_line(TimeoutError()) == "TimeoutError"
+    assert one_line(OSError("first\n  second\n")) == "first second"
+    assert one_line(TimeoutError()) == "TimeoutError"
 
 
 # CIFAR: several processes

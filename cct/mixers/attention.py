@@ -25,8 +25,8 @@ class Attention(nn.Module):
         dim: int,
         tokens: int,
         heads: int,
-        grid: tuple[int, int],  # noqa: ARG002
-        prefix: int,  # noqa: ARG002
+        grid: tuple[int, int],
+        prefix: int,
         dropout: float,
         *,
         scores: Callable[..., nn.Module],
@@ -60,7 +60,7 @@ class MixtureAttention(Attention):
     """Attention over a learned mixture of other mixers' scores (Tay et al. 2020, arXiv:2005.00743).
 
     ``components`` names two or more of ``parts``, whose scores are added with learned weights that
-    sum to one, before the one softmax. Raises ValueError for fewer or for a name not in ``parts``.
+    sum to one, before the one softmax. Raises ValueError for fewer or for parts without scores.
     """
 
     def __init__(
@@ -77,11 +77,10 @@ class MixtureAttention(Attention):
     ) -> None:
         if len(components) < 2:
             raise ValueError(f"mixer.components={components}: a mixture has two or more")
-        for name in components:
-            if name not in parts:
-                raise ValueError(
-                    f"mixer.components: no part called {name}; choices are {', '.join(parts)}"
-                )
         sizes = (dim, tokens, heads, grid, prefix, dropout)
-        mixed = [parts[name](*sizes).scores for name in components]
+        built = [parts[name](*sizes) for name in components]
+        for name, one in zip(components, built, strict=True):
+            if not hasattr(one, "scores"):
+                raise ValueError(f"mixer.components: {name} has no scores that could be mixed")
+        mixed = [one.scores for one in built]
         super().__init__(*sizes, scores=lambda *_: Mixture(mixed))

@@ -19,7 +19,7 @@ from cct.limits import Count, NonNegative
 class DotProduct(nn.Module):
     """Query times key over the root of P (Vaswani et al. 2017, arXiv:1706.03762)."""
 
-    def __init__(self, dim: int, tokens: int, heads: int) -> None:  # noqa: ARG002
+    def __init__(self, dim: int, tokens: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.query_key = nn.Linear(dim, 2 * dim, bias=False)
@@ -90,11 +90,11 @@ class Random(nn.Module):
 
     no_weight_decay = ("logits",)
 
-    def __init__(self, dim: int, tokens: int, heads: int, *, std: NonNegative) -> None:  # noqa: ARG002
+    def __init__(self, dim: int, tokens: int, heads: int, *, std: NonNegative) -> None:
         super().__init__()
         self.logits = nn.Parameter(std * torch.randn(1, heads, tokens, tokens))
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor) -> Tensor:
         return self.logits
 
 
@@ -103,11 +103,11 @@ class FixedRandom(nn.Module):
 
     logits: Tensor
 
-    def __init__(self, dim: int, tokens: int, heads: int, *, std: NonNegative) -> None:  # noqa: ARG002
+    def __init__(self, dim: int, tokens: int, heads: int, *, std: NonNegative) -> None:
         super().__init__()
         self.register_buffer("logits", std * torch.randn(1, heads, tokens, tokens))
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor) -> Tensor:
         return self.logits
 
 
@@ -122,7 +122,7 @@ class FactorizedRandom(nn.Module):
 
     def __init__(
         self,
-        dim: int,  # noqa: ARG002
+        dim: int,
         tokens: int,
         heads: int,
         *,
@@ -135,7 +135,7 @@ class FactorizedRandom(nn.Module):
         self.query = nn.Parameter(std * torch.randn(heads, tokens, rank))
         self.key = nn.Parameter(std * torch.randn(heads, tokens, rank))
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor) -> Tensor:
         return torch.einsum("hnr,hmr->hnm", self.query, self.key).unsqueeze(0)
 
 

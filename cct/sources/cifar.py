@@ -16,7 +16,8 @@ from torch import Tensor
 
 from cct.data import Data, Split, channel_statistics, fingerprint
 from cct.limits import Count, Number, Positive
-from cct.sources.common import at_most, height_and_width, one_line, resized, subset
+from cct.schema import one_line
+from cct.sources.common import at_most, height_and_width, resized, subset
 
 SOCKET_TIMEOUT = 20.0  # seconds without an answer after which a download has failed
 
@@ -176,7 +177,8 @@ class CIFAR10:
             warnings.filterwarnings("ignore", r"dtype\(\): align should be passed as")
             dataset = self.official()(self.root, train=train)
         assert dataset.classes == self.classes
-        images = torch.from_numpy(dataset.data.transpose(0, 3, 1, 2))  # N 3 32 32
+        pixels = torch.from_numpy(dataset.data.transpose(0, 3, 1, 2))
+        images = pixels.contiguous()  # N 3 32 32, laid out as every other source lays it
         return Split(images, torch.tensor(dataset.targets))
 
 

@@ -76,7 +76,3 @@ def self_measured(name: str, classes: list[str], train: Split, test: Split) -> D
         measured_std=std,
         fingerprint=fingerprint(train, test),
     )
-
-
-def one_line(error: Exception) -> str:
-    return " ".join((str(error) or type(error).__name__).split())

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from cct.data import Data, Split
 from cct.limits import Count
-from cct.sources.common import balanced, height_and_width, one_line, self_measured
+from cct.schema import one_line
+from cct.sources.common import balanced, height_and_width, self_measured
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
 
@@ -91,7 +92,7 @@ class Folder:
             return len(block)
 
         with (
-            ThreadPoolExecutor(_processors()) as pool,
+            ThreadPoolExecutor(torch.get_num_threads()) as pool,
             tqdm(total=len(files), desc=f"decoding {half}", disable=None, leave=False) as progress,
         ):
             for count in pool.map(decode_block, blocks):
@@ -158,10 +159,3 @@ def _decoded_image(path: Path, size: tuple[int, int], *, resize: bool) -> np.nda
             f"resize all with data.image_size=, e.g. data.image_size=[{height},{width}]"
         )
     return np.asarray(image)
-
-
-def _processors() -> int:
-    """How many this process may use; a container often has fewer than the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
