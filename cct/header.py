@@ -53,7 +53,12 @@ def header(
 
 def _lines(topic: str, text: str) -> list[str]:
     return textwrap.wrap(
-        text, 80, initial_indent=f"{topic:<10}", subsequent_indent=" " * 10, break_long_words=False
+        text,
+        80,
+        initial_indent=f"{topic:<10}",
+        subsequent_indent=" " * 10,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

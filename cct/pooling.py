@@ -59,10 +59,9 @@ class SequencePooling(nn.Module):
         values = self.identity_weight * x
         if self.axis is not None:
             values = values + self.softmax_weight * _softmax(x, self.axis)
-        with torch.autocast(
-            x.device.type, enabled=False
-        ):  # it would round what float32 softmax gave
-            return torch.einsum("bn,bnd->bd", self.weights(x).to(values.dtype), values)
+        weights = self.weights(x).to(values.dtype)
+        with torch.autocast(x.device.type, enabled=False):  # which would round a float32 softmax
+            return torch.einsum("bn,bnd->bd", weights, values)
 
 
 class ClassToken(nn.Module):

@@ -69,7 +69,10 @@ def test_tensorboard_has_one_run_with_curves_pictures_and_hyperparameters(traine
     assert "_hparams_/session_start_info" in events.summary_metadata
 
 
-def test_the_console_has_one_line_an_epoch_in_the_published_form(trained, capsys):
+def test_the_console_has_one_line_an_epoch_in_the_published_form(
+    trained, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
     done = trained()
     out = capsys.readouterr().out
     lines = out.splitlines()
@@ -317,7 +320,7 @@ def test_other_images_are_not_mixed_into_a_run(trained):
     done = trained()
     changed = done.summary | {"fingerprint": "0" * 64, "status": "interrupted"}
     (done.out / "summary.json").write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match="was trained on other images; choose another study="):
+    with pytest.raises(ValueError, match="was trained on other images; name another study="):
         trained()
 
 
