@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from cct.config import CONF, options
 from tests.conftest import ROOT, TINY
@@ -45,11 +46,31 @@ def test_the_mixer_and_the_pool_it_adds_train(project, overrides, code):
     assert set(states) == {"finished"}
 
 
-def test_it_names_every_choice():
+def test_every_choice_it_names_is_there():
     table = README[README.index("## What can be chosen") : README.index("Each choice is a file")]
-    for group in ("mixer", "pool", "model", "data", "augment", "optimizer", "schedule"):
-        for option in options(group):
-            assert f"`{option}`" in table
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.M)
+    assert {group for group, _ in rows} >= {"mixer", "pool", "model", "data", "augment"}
+    for group, choices in rows:
+        for choice in re.findall(r"`(\w+)`", choices):
+            assert choice in options(group)
+
+
+def test_the_trained_model_it_reads_gives_the_recorded_result(trained):
+    done = trained()
+    (shown,) = re.findall(r"```python\n(import torch.*?)```", README, re.S)
+    names = {}
+    exec(shown.replace("outputs/default/<name>/seed0/best.pt", str(done.out / "last.pt")), names)
+    data, model = names["data"], names["model"]
+    with torch.no_grad():
+        right = (model(data.normalize(data.test.images)).argmax(1) == data.test.labels).sum()
+    assert right == done.rows[-1]["test_correct"]
+
+
+def test_a_mixer_that_has_no_use_for_heads_refuses_them(project):
+    command = [sys.executable, "train.py", *TINY, "mixer=shift", "model.heads=4"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "model.heads=4: has no meaning with this mixer" in done.stderr
 
 
 def test_every_yaml_begins_with_what_it_is():
