@@ -522,13 +522,14 @@ def test_a_mixture_takes_its_components_settings_from_their_yaml():
     assert fixed == pytest.approx(1, rel=0.02)
 
 
-def test_a_mixture_of_fewer_than_two_or_of_the_unknown_is_refused():
+def test_a_mixture_of_fewer_than_two_or_of_what_has_no_scores_is_refused():
     sizes = (DIM, 15, HEADS, (3, 5), 0, 0.0)
     parts: dict[str, Callable[..., Attention]] = {"random": factory("random")}
     with pytest.raises(ValueError, match=r"mixer\.components=\['random'\].*two or more"):
         MixtureAttention(*sizes, components=["random"], parts=parts)
-    with pytest.raises(ValueError, match=r"mixer\.components.*typo.*random"):
-        MixtureAttention(*sizes, components=["random", "typo"], parts=parts)
+    whole: Any = {**parts, "whole": lambda *_: torch.nn.Identity()}
+    with pytest.raises(ValueError, match=r"mixer\.components: whole has no scores"):
+        MixtureAttention(*sizes, components=["random", "whole"], parts=whole)
 
 
 # Against PyTorch's own attention
