@@ -88,15 +88,18 @@ def run(asked: config.Run, out: Path) -> float:
     from cct import directory, machine
 
     cfg, began = asked.cfg, time.monotonic()
+    device = machine.resolve_device(cfg.device)
+    torch.set_num_threads(machine.resolve_threads(cfg.threads))
     earlier = directory.summary_of(out, asked.name, cfg.seed)
     # Other images may lie in another place, so only there their fingerprint must be taken first.
     same_place = earlier and earlier["left_out"].get("data.root") == cfg.data.get("root")
     if earlier and earlier["status"] == "finished" and same_place:
         return say_finished(out, earlier)
-    device = machine.resolve_device(cfg.device)
-    torch.set_num_threads(machine.resolve_threads(cfg.threads))
-    built = build(cfg, build_source(cfg), device)
-    data = built.source.load()
+    try:
+        built = build(cfg, build_source(cfg), device)
+        data = built.source.load()
+    except (RuntimeError, MemoryError, OverflowError) as error:  # mostly too large for memory
+        raise ValueError(f"this cannot be built here: {one_line(error)[:200]}") from error
     with directory.owned(out):
         earlier = directory.summary_of(out, asked.name, cfg.seed)  # trained meanwhile, perhaps
         if earlier and earlier["fingerprint"] != data.fingerprint:
@@ -197,8 +200,6 @@ def main(cfg: DictConfig) -> float:
         if full_error_wanted():
             raise
         line, code = one_line(error), 1 if isinstance(error, RunFailed) else 2
-    except KeyboardInterrupt:
-        sys.exit(130)
     # Out here the error is gone, and with it the frames that hold the failed run's data and model.
     remove_empty(out)
     refuse(line, code, sweep=job.mode == RunMode.MULTIRUN)
@@ -206,19 +207,25 @@ def main(cfg: DictConfig) -> float:
 
 def start(arguments: list[str]) -> None:
     """Refuse a wrong command line before Hydra makes a directory for it, then hand it to Hydra."""
+    from cct.directory import check_writable
+
     try:
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        if processes > 1:
+        processes = os.environ.get("WORLD_SIZE", "1")
+        if processes.isdecimal() and int(processes) > 1:
             raise ValueError(f"WORLD_SIZE={processes}: train.py is one process; start it as python")
         runs = config.check_command_line(arguments)
+        for study in {asked.cfg.study for asked in runs}:
+            check_writable(study)
         if len(runs) > 1:
-            rehearse(runs)
+            rehearse([asked.cfg for asked in runs])
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        main()
     except (ValueError, OSError) as mistake:
         if full_error_wanted():
             raise
         refuse(one_line(mistake), 2, sweep=False)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    main()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from cct.schema import one_line
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -31,17 +33,24 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
     try:
         return torch.load(path, map_location=device)
     except Exception as damage:  # torch.load raises whatever the bytes lead to
-        first = f"{damage or type(damage).__name__}".splitlines()[0]
-        raise ValueError(f"{path}: not a checkpoint that can be read: {first}") from damage
+        reason = one_line(damage)[:200]
+        raise ValueError(f"{path}: not a checkpoint that can be read: {reason}") from damage
 
 
 def restore(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> int:
-    """Load model and optimiser if there is a checkpoint; return how many epochs it has seen."""
+    """Load model and optimiser if there is a checkpoint; return how many epochs it has seen.
+
+    ValueError when it is not a checkpoint of this model and optimiser.
+    """
     if not path.exists():
         return 0
     state = load(path, device)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return state["epoch"]
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return int(state["epoch"])
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as misfit:
+        reason = one_line(misfit)[:200]
+        raise ValueError(f"{path}: not a checkpoint of this run: {reason}") from misfit

@@ -16,6 +16,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -95,42 +96,56 @@ def run_of(cfg: DictConfig, hydra: Any) -> Run:
             raise ValueError(f"{group}: exactly one choice is needed, there is no list of them")
     choices = {group: hydra.runtime.choices[group] for group in groups}
     checked = check(cfg)
-    return Run(checked, f"{choices['mixer']}-{choices['pool']}-{digest(checked)}", choices)
+    name = f"{choices['mixer']}-{choices['pool']}-{digest(checked)}"
+    return Run(checked, name, choices)
 
 
-def check_command_line(arguments: list[str]) -> list[DictConfig]:
-    """Return the configuration of each run that a command line asks for, one per set of seeds.
+def check_command_line(arguments: list[str]) -> list[Run]:
+    """Return each run that a command line asks for, one per set of seeds.
 
-    Nothing for a command that only asks Hydra for help or names another configuration.
+    Nothing for a command that only asks Hydra for help.
     """
     asked = get_args_parser().parse_args(arguments)
-    if asked.help or asked.hydra_help or asked.info or asked.config_name or asked.config_path:
+    if asked.help or asked.hydra_help or asked.info:
         return []
+    if asked.config_path or asked.config_name not in (None, "train"):
+        raise ValueError("--config-path, --config-name: the one configuration is conf/train.yaml")
     jobs = [asked.overrides]
     if asked.multirun or "hydra.mode=MULTIRUN" in asked.overrides:
         jobs = expand(asked.overrides)
     seedless = {
-        tuple(one for one in job if not re.fullmatch(r"seed=\d+", one)): job for job in jobs
+        tuple(one for one in job if not re.fullmatch(r"seed=\d{1,9}", one)): job for job in jobs
     }
-    return [compose(job, asked.config_dir).cfg for job in seedless.values()]
+    return [compose(job, asked.config_dir) for job in seedless.values()]
 
 
 def expand(overrides: list[str]) -> list[list[str]]:
     """Return the overrides of each job of a sweep, in the order Hydra runs them."""
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-        return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
+            jobs = BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
     except HydraException as mistake:
-        raise ValueError(one_line(mistake)) from mistake
+        raise ValueError(f"-m: {one_line(mistake)}") from mistake
+    if not jobs:
+        raise ValueError("-m: one of the lists is empty, so there is nothing to run")
+    return jobs
 
 
 def _force(override: str) -> str:
     """Let an unknown key through Hydra, so that ``check`` answers it like every other mistake."""
-    parsed = OverridesParser.create().parse_override(override)
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as mistake:
+        reason = one_line(mistake).partition(" See https")[0]
+        raise ValueError(f"{override}: not a setting of the form key=value: {reason}") from mistake
     if parsed.is_sweep_override():
         raise ValueError(f"{override}: several values; add -m to run one after the other")
     key = parsed.key_or_group
     is_group = (CONF / key).is_dir() or "/" in key or "@" in override.partition("=")[0]
+    if is_group and parsed.value() is None and not parsed.is_delete():
+        raise ValueError(f"{override}: a choice is needed; there are {', '.join(options(key))}")
     plain = not override.startswith(("+", "~")) and not is_group and not key.startswith("hydra.")
     return f"++{override}" if plain else override
 
@@ -163,7 +178,7 @@ def check(cfg: DictConfig) -> DictConfig:
     if isinstance(plain.get("mixer"), dict):
         _keep_components(plain["mixer"])
     checked = check_mapping(plain, get_type_hints(Settings, include_extras=True), "")
-    if not re.fullmatch(r"\w[\w.-]*", checked["study"], re.ASCII):
+    if not re.fullmatch(r"\w[\w.-]{,99}", checked["study"], re.ASCII):
         raise ValueError(
             f"study={checked['study']}: only letters, digits, _ - and . since it names a folder"
         )

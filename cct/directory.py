@@ -1,5 +1,6 @@
 """A run's directory: whose it is, whether it is finished, and that one process at a time has it."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,8 +37,19 @@ def owned(out: Path) -> Iterator[None]:
         lock.release()
 
 
+def check_writable(study: str) -> None:
+    """Refuse, with ValueError, an ``outputs`` in which Hydra could not make a directory."""
+    wanted = Path("outputs", study).absolute()
+    nearest = next(path for path in (wanted, *wanted.parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise ValueError(f"study={study}: {nearest} is not a folder that can be written to")
+
+
 def remove_empty(out: Path) -> None:
-    """Remove the folders that Hydra made for a run that was refused, unless others use them."""
+    """Remove the folders that were made for a run that was refused, unless others use them."""
+    here = Path.cwd()
     with suppress(OSError):
         for folder in (out, *out.parents[:3]):
+            if folder == here or folder in here.parents:
+                return
             folder.rmdir()

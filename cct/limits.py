@@ -5,6 +5,7 @@ before anything is built.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -21,7 +22,7 @@ class Range:
     def __contains__(self, number: float) -> bool:
         above = number > self.low if self.open_low else number >= self.low
         below = number < self.high if self.open_high else number <= self.high
-        return above and below and math.isfinite(number)
+        return above and below and abs(number) <= sys.float_info.max  # not for inf, nan, 10**400
 
     def __str__(self) -> str:
         low = f"{'above' if self.open_low else 'at least'} {self.low:g}"
@@ -34,6 +35,9 @@ MOST = 1e9  # no count of anything here is larger; a typing slip easily is
 
 Count = Annotated[int, Range(1, MOST)]
 Few = Annotated[int, Range(1, 256)]  # layers, pixels of a kernel: each costs much
+Pixels = Annotated[int, Range(1, 4096)]
+Margin = Annotated[int, Range(0, 256)]  # pixels
+Ratio = Annotated[float, Range(0, 64, open_low=True)]
 Width = Annotated[int, Range(1, 16384)]  # of a layer, whose matrices have the square of it
 Whole = Annotated[int, Range(0, MOST)]
 Number = Annotated[float, Range(-math.inf)]

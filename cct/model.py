@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cct.limits import BelowOne, Few, Positive, Width
+from cct.limits import BelowOne, Few, Ratio, Width
 from cct.pooling import ClassToken, SequencePooling
 
 
@@ -112,7 +112,7 @@ class CCT(nn.Module):
         dim: Width,
         depth: Few,
         heads: Few,
-        mlp_ratio: Positive,
+        mlp_ratio: Ratio,
         kernel_size: Few,
         conv_layers: Few,
         positional_embedding: Literal["learnable", "sine", "none"],

@@ -31,16 +31,28 @@ def read_summary(out: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as damage:
-        raise ValueError(f"{path}: not a summary that can be read ({damage})") from damage
+        summary = json.loads(path.read_text())
+    except ValueError as damage:
+        raise ValueError(f"{path} is damaged: {one_line(damage)}") from damage
+    needed = {"status", "name", "seed", "left_out", "fingerprint", "eval_batch_size"}
+    if isinstance(summary, dict) and summary.get("status") == "finished":
+        needed |= {"best_top1", "final_top1"}
+    if not isinstance(summary, dict) or not needed <= set(summary):
+        raise ValueError(f"{path} is damaged: {', '.join(sorted(needed))} are needed")
+    return summary
 
 
 def read_rows(out: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl that were written whole."""
+    """Return the rows of metrics.jsonl that were written whole; ValueError if one is damaged."""
     path = out / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as damage:
+        raise ValueError(f"{path} is damaged: {one_line(damage)}") from damage
+    if not all(isinstance(row, dict) and {"test_top1", "seconds"} <= set(row) for row in rows):
+        raise ValueError(f"{path} is damaged: a line is not the row of an epoch")
+    return rows
 
 
 def versions() -> dict[str, str]:
@@ -74,8 +86,15 @@ class Record:
         from torch.utils.tensorboard import SummaryWriter
 
         self.out = out
-        self.rows = read_rows(out)[:epoch]
-        assert len(self.rows) == epoch, "metrics.jsonl lacks an epoch that the checkpoint has"
+        rows = read_rows(out)
+        self.rows = rows[:epoch]
+        if len(rows) < epoch:
+            raise ValueError(f"{out}: metrics.jsonl has {len(rows)} epochs, last.pt {epoch}")
+        if len(rows) > epoch + 1:  # one row is written before its checkpoint
+            raise ValueError(
+                f"{out}: metrics.jsonl has {len(rows)} epochs, last.pt {epoch or 'is missing'}; "
+                "delete the directory to train again"
+            )
         self._write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows))
         earlier = any(out.glob("events.out.tfevents.*"))
         self.curves = SummaryWriter(str(out), purge_step=epoch + 1 if earlier else None)

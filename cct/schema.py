@@ -58,6 +58,8 @@ def _check_node(node: Any, key: str) -> dict:
     except (ImportError, AttributeError, ValueError) as mistake:
         raise ValueError(f"{key}._target_={node['_target_']}: {mistake}") from mistake
     meta = {name: node[name] for name in ("_target_", "_partial_") if name in node}
+    if meta.get("_partial_", True) is not True:
+        raise ValueError(f"{key}._partial_={meta['_partial_']}: is true or absent")
     settings = {name: value for name, value in node.items() if name not in meta}
     return {**meta, **check_mapping(settings, settings_of(target), key)}
 

@@ -88,7 +88,19 @@ DIGITS = "data=digits"
         ("mixer=mixture mixer.parts.random.scores.std=x", "mixer.parts.random.scores.std=x: must"),
         ("pool.softmax_weight=a", "pool.softmax_weight=a: must be a number"),
         ("pool.axis=dim", "pool.axis=dim: must be one of tokens, batch or null"),
-        ("epochs=[", "no viable alternative"),
+        ("epochs=[", "epochs=[: not a setting of the form key=value"),
+        ("dense", "dense: not a setting of the form key=value"),
+        ("mixer=null", "mixer=null: a choice is needed; there are dense,"),
+        ("optimizer.lr=" + "9" * 400, "must be a number above 0"),
+        ("model._partial_=false", "model._partial_=False: is true or absent"),
+        (
+            "model.mlp_ratio=1e308",
+            "model.mlp_ratio=1e+308: must be a number above 0",
+        ),
+        ("augment.padding=1000", "augment.padding=1000: must be a whole number"),
+        ("data.image_size=100000", "data.image_size=100000: must be a whole number"),
+        ("study=" + "a" * 300, "only letters, digits"),
+        ("mixer=mixture mixer.parts=null", "mixer.parts=null: must be"),
         ("mixer=mixture mixer.parts=3", "mixer.parts=3: must be"),
         ("mixer=mixture mixer.components=[[a]]", "mixer.components: no part ['a']; there are"),
         ("mixer=mixture mixer.components=3", "mixer.components=3: must be a list"),
@@ -112,6 +124,10 @@ def test_a_sweep_expands_to_its_jobs():
         ["-m", DIGITS, "mixer=dense,random", "pool=baseline,softmax", "seed=range(0,3)"]
     )
     assert len(runs) == 4  # one per set of seeds
+    assert len(config.check_command_line(["-m", DIGITS, "mixer=glob(*random)"])) == 3
+    for empty in ("seed=range(0,0)", "seed=99999999999,0"):
+        with pytest.raises(ValueError, match=r"nothing to run|seed=9+: must be"):
+            config.check_command_line(["-m", DIGITS, empty])
     with pytest.raises(ValueError, match="mixer=densse"):
         config.check_command_line(["-m", DIGITS, "mixer=dense,densse"])
     with pytest.raises(ValueError, match=r"seed=-1"):

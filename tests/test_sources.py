@@ -913,3 +913,18 @@ def test_synthetic_sizes_have_defaults():
 def test_one_class_is_refused():
     with pytest.raises(ValueError, match=r"data.classes=1: at least 2 classes are needed"):
         synthetic_source(classes=1)
+
+
+def test_one_pixel_is_a_size():
+    data = Digits(image_size=1, train_size=20, test_size=10).load()
+    assert data.train.images.shape == (20, 3, 1, 1)
+
+
+def test_a_pipe_among_the_images_is_passed_over(tmp_path: Path):
+    for half in ("train", "test"):
+        for label in ("cat", "dog"):
+            (tmp_path / half / label).mkdir(parents=True)
+            Image.new("RGB", (4, 4)).save(tmp_path / half / label / "1.png")
+            os.mkfifo(tmp_path / half / label / "0.png")
+    source = Folder(root=str(tmp_path), image_size=None, train_size=None, test_size=None)
+    assert (source.train_size, source.test_size) == (2, 2)

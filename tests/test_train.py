@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -341,9 +342,59 @@ def test_two_processes_never_train_one_run(trained):
         trained()
 
 
-def test_a_checkpoint_that_is_damaged_is_refused(trained):
+def cut(path: Path, text: str | None) -> None:
+    path.unlink() if text is None else path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("summary.json", "[1]", "summary.json is damaged"),
+        ("summary.json", '{"status": "finished"}', "summary.json is damaged"),
+        ("summary.json", "{", "summary.json is damaged"),
+        ("metrics.jsonl", None, "metrics.jsonl has 0 epochs, last.pt 2"),
+        ("metrics.jsonl", "5\n5\n", "metrics.jsonl is damaged"),
+        ("metrics.jsonl", "{\n{\n", "metrics.jsonl is damaged"),
+        ("last.pt", None, "metrics.jsonl has 2 epochs, last.pt is missing"),
+        ("last.pt", "", "last.pt: not a checkpoint that can be read"),
+        ("last.pt", "PK nothing", "last.pt: not a checkpoint that can be read"),
+    ],
+)
+def test_a_damaged_record_is_refused_by_name_and_nothing_is_lost(trained, name, text, line):
+    done = trained()
+    summary = done.summary | {"status": "interrupted"}
+    (done.out / "summary.json").write_text(json.dumps(summary))
+    cut(done.out / name, text)
+    files = {path: path.read_bytes() for path in done.out.iterdir() if path.is_file()}
+    with pytest.raises(ValueError, match=re.escape(line)):
+        trained()
+    assert files == {path: path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("missing", ["model", "optimizer", "epoch"])
+def test_a_checkpoint_of_something_else_is_refused(trained, missing):
     done = trained()
     (done.out / "summary.json").unlink()
-    (done.out / "last.pt").write_bytes(b"PK nothing")
-    with pytest.raises(ValueError, match=r"last\.pt: not a checkpoint that can be read"):
+    state = torch.load(done.out / "last.pt")
+    torch.save({key: value for key, value in state.items() if key != missing}, done.out / "last.pt")
+    with pytest.raises(ValueError, match=r"last\.pt: not a checkpoint of this run"):
         trained()
+
+
+def test_a_refusal_removes_only_folders_that_nobody_stands_in(tmp_path, monkeypatch):
+    from cct.directory import remove_empty
+
+    here = tmp_path / "mine" / "empty"
+    out = here / "outputs" / "study" / "name" / "seed0"
+    out.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    remove_empty(out)
+    assert not (here / "outputs").exists()
+    remove_empty(here / "run")
+    assert here.exists()
+
+
+def test_a_mistake_is_refused_also_where_the_run_is_finished(trained):
+    trained()
+    with pytest.raises(ValueError, match="device=foo"):
+        trained("device=foo")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cct.augment.geometry import erase, flip, shift_crop
 from cct.augment.operations import NAMES, apply, numbers, signed
-from cct.limits import Count, Fraction, Level, NonNegative, Whole
+from cct.limits import Count, Fraction, Level, Margin, NonNegative
 
 
 class NoAugmentation:
@@ -35,7 +35,7 @@ class CropFlip:
 
     chunk = 1000
 
-    def __init__(self, *, padding: Whole, flip: bool, random_erasing: Fraction) -> None:
+    def __init__(self, *, padding: Margin, flip: bool, random_erasing: Fraction) -> None:
         self.padding, self.flip, self.random_erasing = padding, flip, random_erasing
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
@@ -106,7 +106,7 @@ class AutoAugment:
 
     chunk = 1000
 
-    def __init__(self, *, padding: Whole, flip: bool, random_erasing: Fraction) -> None:
+    def __init__(self, *, padding: Margin, flip: bool, random_erasing: Fraction) -> None:
         self.crop_flip = CropFlip(padding=padding, flip=flip, random_erasing=random_erasing)
         names, chances, levels = zip(
             *(zip(*pair, strict=True) for pair in SUB_POLICIES), strict=True
@@ -148,7 +148,7 @@ class TrivialAugment:
     operations = numbers([name for name in NAMES if name not in ("invert", "solarize_add")])
     levels = 31
 
-    def __init__(self, *, padding: Whole, flip: bool, random_erasing: Fraction) -> None:
+    def __init__(self, *, padding: Margin, flip: bool, random_erasing: Fraction) -> None:
         self.crop_flip = CropFlip(padding=padding, flip=flip, random_erasing=random_erasing)
         most = dict.fromkeys(["shear_x", "shear_y"], 0.99)
         most |= {"translate_x": 32.0, "translate_y": 32.0, "rotate": 135.0}
@@ -185,7 +185,7 @@ class RandAugment:
         magnitude: Level,
         magnitude_std: NonNegative,
         probability: Fraction,
-        padding: Whole,
+        padding: Margin,
         flip: bool,
         random_erasing: Fraction,
     ) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cct.data import Data, Split, channel_statistics, fingerprint
-from cct.limits import Count, Number, Positive
+from cct.limits import Count, Number, Pixels, Positive
 from cct.schema import one_line
 from cct.sources.common import at_most, height_and_width, resized, subset
 
@@ -42,7 +42,7 @@ class CIFAR10:
         download: bool,
         mean: list[Number],
         std: list[Positive],
-        image_size: Count | list[Count] | None,
+        image_size: Pixels | list[Pixels] | None,
         train_size: Count | None,
         test_size: Count | None,
     ) -> None:

@@ -58,7 +58,8 @@ def resized(split: Split, size: tuple[int, int]) -> Split:
     images = torch.empty(len(split), 3, *size, dtype=torch.uint8)  # N 3 H W
     chunk = max(1, VALUES_AT_ONCE // max(images[0].numel(), split.images[0].numel()))
     for source, target in zip(split.images.split(chunk), images.split(chunk), strict=True):
-        target.copy_(interpolate(source, size=size, mode="bilinear", antialias=True))
+        exact = interpolate(source.float(), size=size, mode="bilinear", antialias=True)
+        target.copy_(exact.round_().clamp_(0, 255))
     return Split(images, split.labels)
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from cct.data import Data, Split
-from cct.limits import Count
+from cct.limits import Count, Pixels
 from cct.sources.common import balanced, height_and_width, resized, self_measured, subset
 
 
@@ -20,7 +20,7 @@ class Digits:
     def __init__(
         self,
         *,
-        image_size: Count | list[Count] | None,
+        image_size: Pixels | list[Pixels] | None,
         train_size: Count | None,
         test_size: Count | None,
     ) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cct.data import Data, Split
-from cct.limits import Count
+from cct.limits import Count, Pixels
 from cct.schema import one_line
 from cct.sources.common import balanced, height_and_width, self_measured
 
@@ -26,7 +26,7 @@ class Folder:
         self,
         *,
         root: str,
-        image_size: Count | list[Count] | None,
+        image_size: Pixels | list[Pixels] | None,
         train_size: Count | None,
         test_size: Count | None,
     ) -> None:
@@ -120,9 +120,11 @@ def _listing(half: Path) -> dict[str, list[Path]]:
     listing = {}
     for folder in sorted(path for path in half.iterdir() if path.is_dir()):
         if not folder.name.startswith("."):
+            with os.scandir(folder) as entries:  # and not a pipe, which would never end
+                names = sorted(entry.name for entry in entries if entry.is_file())
             listing[folder.name] = [
                 folder / name
-                for name in sorted(os.listdir(folder))
+                for name in names
                 if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
             ]
     return listing

@@ -3,7 +3,7 @@
 import torch
 
 from cct.data import Data, Split
-from cct.limits import Count
+from cct.limits import Count, Pixels
 from cct.sources.common import height_and_width, self_measured
 
 
@@ -14,7 +14,7 @@ class Synthetic:
         self,
         *,
         classes: Count,
-        image_size: Count | list[Count] | None,
+        image_size: Pixels | list[Pixels] | None,
         train_size: Count | None,
         test_size: Count | None,
     ) -> None:
