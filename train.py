@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -90,6 +91,7 @@ def run(asked: config.Run, out: Path) -> float:
     cfg, began = asked.cfg, time.monotonic()
     device = machine.resolve_device(cfg.device)
     torch.set_num_threads(machine.resolve_threads(cfg.threads))
+    torch.backends.cudnn.allow_tf32 = False  # by default fp32 convolutions are TF32 on CUDA
     earlier = directory.summary_of(out, asked.name, cfg.seed)
     # Other images may lie in another place, so only there their fingerprint must be taken first.
     same_place = earlier and earlier["left_out"].get("data.root") == cfg.data.get("root")
@@ -123,8 +125,6 @@ def train(
     asked: config.Run, out: Path, built: Built, data: "Data", device: Any, began: float
 ) -> float:
     """Record and train in a directory that this process owns; it began at this monotonic time."""
-    import torch
-
     from cct import checkpoint, loop, machine, record
     from cct.header import header
     from cct.model import cost
@@ -141,26 +141,7 @@ def train(
         seed=cfg.seed,
         precision=machine.resolve_precision(cfg.precision, device),
     )
-    facts = {
-        "name": asked.name,
-        "choices": asked.choices,
-        "configuration_hash": config.digest(cfg),
-        "seed": cfg.seed,
-        "left_out": config.left_out(cfg),
-        "eval_batch_size": cfg.eval_batch_size if config.looks_across_batch(cfg) else None,
-        "data": data.name,
-        "fingerprint": data.fingerprint,
-        "parameters_trainable": counted.trainable,
-        "parameters_frozen": counted.frozen,
-        "multiply_adds": counted.multiply_adds,
-        "schedule": vars(built.schedule),
-        "device": str(device),
-        "device_name": machine.device_name(device),
-        "threads": torch.get_num_threads(),
-        "precision": plan.precision,
-        "versions": record.versions(),
-        "git_commit": record.git_commit(),
-    }
+    facts = facts_of(asked, built, data, plan.precision, device) | {"cost": asdict(counted)}
     configuration: Any = OmegaConf.to_container(cfg)
     with record.Record(out, epoch, facts, began) as log:
         if HydraConfig.initialized():
@@ -173,6 +154,34 @@ def train(
         if facts["eval_batch_size"]:
             log.say(f"Evaluated in batches of {cfg.eval_batch_size}, on which this pool depends")
         return log.rows[-1]["test_top1"]
+
+
+def facts_of(
+    asked: config.Run, built: Built, data: "Data", precision: str, device: Any
+) -> dict[str, Any]:
+    """Return what the summary says about a run from its start on, for programs and people."""
+    import torch
+
+    from cct import machine, record
+
+    cfg = asked.cfg
+    return {
+        "name": asked.name,
+        "choices": asked.choices,
+        "configuration_hash": config.digest(cfg),
+        "seed": cfg.seed,
+        "left_out": config.left_out(cfg),
+        "eval_batch_size": cfg.eval_batch_size if config.looks_across_batch(cfg) else None,
+        "data": data.name,
+        "fingerprint": data.fingerprint,
+        "schedule": vars(built.schedule),
+        "device": str(device),
+        "device_name": machine.device_name(device),
+        "threads": torch.get_num_threads(),
+        "precision": precision,
+        "versions": record.versions(),
+        "git_commit": record.git_commit(),
+    }
 
 
 def refuse(line: str, code: int, sweep: bool) -> NoReturn:
