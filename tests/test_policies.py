@@ -20,6 +20,7 @@ FILL = [128.0, 128.0, 128.0]
 NEAREST = InterpolationMode.NEAREST
 LEARNED = ["autoaugment", "randaugment", "trivialaugment"]
 ERASING = [name for name in options("augment") if name != "none"]
+ROUNDED = 0.005  # share of images with a pixel that a geometric operation rounds otherwise
 UNLIKELY = 1e-4  # seeds are fixed, so a test that passes once always does
 
 
@@ -32,7 +33,8 @@ def finished(image: Image.Image, draws: list[float]) -> Tensor:
     return from_pillow(ImageOps.mirror(cropped) if mirrored else cropped)
 
 
-def replays(name: str, replay: Any, size: tuple[int, int], *overrides: str) -> None:
+def differing(name: str, replay: Any, size: tuple[int, int], *overrides: str) -> float:
+    """Return the share of images that a policy changes otherwise than a replay of its draws."""
     batch, policy = smooth(1500, *size), build(name, *overrides)
     draws = policy.draw(len(batch), seeded(11))
     expected = [
@@ -40,7 +42,7 @@ def replays(name: str, replay: Any, size: tuple[int, int], *overrides: str) -> N
         for image, row in zip(batch, draws.tolist(), strict=True)
     ]
     differ = (policy(batch, draws) != torch.stack(expected)).flatten(1).any(1)
-    assert differ.double().mean() <= 0.005  # a pixel of a geometric operation may round otherwise
+    return differ.double().mean().item()
 
 
 @pytest.mark.parametrize("size", [(32, 32), (20, 28)])
@@ -54,7 +56,7 @@ def test_autoaugment_is_torchvisions_policy_for_cifar(size):
 
         return Replay(autoaugment.AutoAugmentPolicy.CIFAR10, fill=FILL)(image)
 
-    replays("autoaugment", replay, size)
+    assert differing("autoaugment", replay, size) <= ROUNDED
 
 
 def test_the_probabilities_are_torchvisions():
@@ -75,7 +77,7 @@ def test_trivialaugment_is_torchvisions_wide_one(size):
         magnitude *= row[2] if has_sign else 1
         return autoaugment._apply_op(image, name, magnitude, NEAREST, FILL)  # type: ignore
 
-    replays("trivialaugment", replay, size)
+    assert differing("trivialaugment", replay, size) <= ROUNDED
 
 
 def timm_name(number: int) -> str:
@@ -115,7 +117,7 @@ def test_randaugment_is_timms_with_increasing_severities(magnitude, size):
                 image = NAME_TO_OP[name](image, *arguments, **keywords)
         return image
 
-    replays("randaugment", replay, size, f"augment.magnitude={magnitude}")
+    assert differing("randaugment", replay, size, f"augment.magnitude={magnitude}") <= ROUNDED
 
 
 def test_autoaugment_draws_every_pair_every_step_and_every_sign_at_its_probability():
