@@ -19,7 +19,7 @@ from hydra.types import RunMode
 from hydra.utils import instantiate, to_absolute_path
 from omegaconf import DictConfig, OmegaConf
 
-from cct import config
+from cct import config, tuning
 from cct.schema import one_line
 
 if TYPE_CHECKING:  # slow to import, so only once the command line is known to be right
@@ -91,12 +91,14 @@ def run(asked: config.Run, out: Path) -> float:
     cfg, began = asked.cfg, time.monotonic()
     device = machine.resolve_device(cfg.device)
     torch.set_num_threads(machine.resolve_threads(cfg.threads))
-    torch.backends.cudnn.allow_tf32 = False  # by default fp32 convolutions are TF32 on CUDA
+    machine.allow_tf32(machine.resolve_precision(cfg.precision, device) == "bf16")
     earlier = directory.summary_of(out, asked.name, cfg.seed)
     # Other images may lie in another place, so only there their fingerprint must be taken first.
     same_place = earlier and earlier["left_out"].get("data.root") == cfg.data.get("root")
     if earlier and earlier["status"] == "finished" and same_place:
         return say_finished(out, earlier)
+    if cfg.compile:
+        machine.require_compiler(device)
     try:
         built = build(cfg, build_source(cfg), device)
         data = built.source.load()
@@ -143,6 +145,8 @@ def train(
     )
     facts = facts_of(asked, built, data, plan.precision, device) | {"cost": asdict(counted)}
     configuration: Any = OmegaConf.to_container(cfg)
+    if cfg.compile:  # in place, so that the names of its parameters stay
+        model.compile(dynamic=False)  # a run has few shapes: whole batches and the last ones
     with record.Record(out, epoch, facts, began) as log:
         if HydraConfig.initialized():
             config.write(out, cfg, HydraConfig.get())
@@ -216,6 +220,8 @@ def main(cfg: DictConfig) -> float:
 
 def start(arguments: list[str]) -> None:
     """Refuse a wrong command line before Hydra makes a directory for it, then hand it to Hydra."""
+    tuning.prepare()
+
     from cct.directory import check_writable
 
     try:

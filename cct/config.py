@@ -47,6 +47,7 @@ class Settings:
     device: str
     precision: Literal["auto", "fp32", "bf16"]
     threads: Count | Literal["auto"]
+    compile: bool
     study: str
 
 
@@ -54,7 +55,7 @@ class Settings:
 UNNAMED = ("seed", "study", "device", "threads", "data.root", "data.download", "eval_batch_size")
 
 # Settings that came later, with the value that means what was done before there was the setting.
-NEUTRAL = {"augment.random_erasing": 0.0}
+NEUTRAL = {"augment.random_erasing": 0.0, "compile": False}
 
 
 class Run(NamedTuple):

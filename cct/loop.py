@@ -15,6 +15,7 @@ from tqdm import tqdm
 from cct import checkpoint
 from cct.augment import Policy
 from cct.data import Data, Split
+from cct.optim import set_learning_rate
 from cct.randomness import generator, seed_of
 from cct.record import Record, versions
 
@@ -149,8 +150,7 @@ def fit(
             bar.set_description(f"Epoch {epoch + 1}/{plan.epochs}")
             began = time.monotonic()
             rate = schedule(epoch)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            set_learning_rate(optimizer, rate)
             trained = train_epoch(model, data, augment, optimizer, plan, epoch, bar)
             training_seconds = time.monotonic() - began
             test_loss, correct = evaluate(model, data, data.test, plan)

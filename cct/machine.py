@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from cct.schema import one_line
+
 CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # "<microseconds or max> <of how many>"
 DEVICES = "auto, cpu, cuda, cuda:<number>, mps"
 
@@ -38,6 +40,24 @@ def resolve_precision(name: str, device: torch.device) -> str:
     return name
 
 
+def allow_tf32(allowed: bool) -> None:
+    """Let CUDA's float32 products round their factors to 10 bits, as bf16 runs may."""
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def require_compiler(device: torch.device) -> None:
+    """Compile almost nothing; ValueError if that fails.
+
+    Only trying finds out: a compiler of C++ or Triton, headers and a place to write to are needed.
+    """
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
+    except Exception as failure:  # whatever the compiler trips over
+        reason = one_line(failure).partition(" Set TORCH")[0][:200]
+        raise ValueError(f"compile=true: nothing can be compiled here: {reason}") from failure
+
+
 def usable_cores() -> int:
     """Return how many cores this process may keep busy: its affinity, limited by its cgroup."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -49,10 +69,15 @@ def usable_cores() -> int:
 
 
 def resolve_threads(threads: int | str) -> int:
-    """Return the number of threads; ``auto`` is all usable cores. ValueError for more."""
+    """Return the number of threads; ValueError for more than there are usable cores.
+
+    ``auto`` is all of them, or fewer where OMP_NUM_THREADS says so, as it does in the workers of a
+    sweep whose launcher runs several jobs at a time.
+    """
     usable = usable_cores()
     if threads == "auto":
-        return usable
+        wanted = os.environ.get("OMP_NUM_THREADS", "")
+        return min(usable, int(wanted)) if wanted.isdecimal() and int(wanted) else usable
     if int(threads) > usable:
         raise ValueError(f"threads={threads}: this process may use {usable}")
     return int(threads)

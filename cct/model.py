@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from cct.dropout import Dropout
 from cct.limits import BelowOne, Few, Ratio, Width
 from cct.pooling import ClassToken, SequencePooling
 
@@ -70,13 +71,13 @@ class Block(nn.Module):
 
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.mixer = mixer
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.mlp = nn.Sequential(
             nn.Linear(dim, hidden),
             nn.GELU(),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             nn.Linear(hidden, dim),
-            nn.Dropout(dropout),
+            Dropout(dropout),
         )
         self.drop_path = DropPath(stochastic_depth)
 
@@ -138,7 +139,7 @@ class CCT(nn.Module):
         else:
             table = sine_table(self.tokens, dim) if positional_embedding == "sine" else None
             self.register_buffer("position", table)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         sizes = (dim, self.tokens, heads, self.grid, self.pool.prefix, attention_dropout)
         mixers = [mixer(*sizes) for _ in range(depth)]
         rates = [stochastic_depth * block / max(1, depth - 1) for block in range(depth)]
@@ -219,11 +220,13 @@ def cost(module: nn.Module, *inputs: Tensor) -> Cost:
     Multiply-adds are those of matrix products and convolutions for the whole batch given;
     elementwise work is not counted.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # not needed to refuse a setting
+    from torch.nn.attention import SDPBackend, sdpa_kernel  # not needed to refuse a setting
+    from torch.utils.flop_counter import FlopCounterMode
 
+    plain_attention = sdpa_kernel(SDPBackend.MATH)  # the products of the fused are not counted
     trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
     tables = [*module.parameters(), *module.buffers()]
-    with _evaluating(module), FlopCounterMode(display=False) as counter:
+    with _evaluating(module), plain_attention, FlopCounterMode(display=False) as counter:
         module(*inputs)
     frozen = sum(table.numel() for table in tables) - trainable
     return Cost(trainable, frozen, counter.get_total_flops() // 2)

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cct.limits import BelowOne, NonNegative, Positive, Whole
 
@@ -31,11 +31,28 @@ def adamw(
     betas: list[BelowOne],
     eps: Positive,
 ) -> torch.optim.Optimizer:
-    """Return AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over the model's parameters."""
+    """Return AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) over the model's parameters.
+
+    On CUDA its state and learning rate are tensors there, so that a step reads nothing from here.
+    """
     if len(betas) != 2:
         raise ValueError(f"optimizer.betas={list(betas)}: two numbers are needed")
     groups = parameter_groups(model, weight_decay)
-    return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
+    device = next(model.parameters()).device
+    cuda = device.type == "cuda"
+    rate = torch.tensor(lr, device=device) if cuda else lr
+    return torch.optim.AdamW(
+        groups, lr=rate, betas=(betas[0], betas[1]), eps=eps, fused=True, capturable=cuda
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all groups, in place where it is a tensor."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 class WarmupCosine:

@@ -43,6 +43,7 @@ def test_auto_precision_is_bf16_on_cuda_only():
 
 def test_threads_stay_within_what_the_process_may_use(monkeypatch):
     monkeypatch.setattr(machine, "usable_cores", lambda: 3)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert machine.resolve_threads("auto") == 3
     assert machine.resolve_threads(2) == 2
     with pytest.raises(ValueError, match="threads=4: this process may use 3"):
@@ -56,3 +57,29 @@ def test_a_container_that_may_use_half_a_core_gets_one_thread(monkeypatch, tmp_p
     assert machine.usable_cores() == 1
     limit.write_text("max 100000\n")
     assert machine.usable_cores() >= 1
+
+
+@pytest.mark.parametrize(("said", "threads"), [("2", 2), ("8", 3), ("0", 3), ("4,2", 3), ("", 3)])
+def test_auto_takes_no_more_threads_than_a_launcher_allows(monkeypatch, said, threads):
+    monkeypatch.setattr(machine, "usable_cores", lambda: 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert machine.resolve_threads("auto") == threads
+    assert machine.resolve_threads(3) == 3
+
+
+def test_float32_is_float32_unless_tf32_is_allowed():
+    machine.allow_tf32(True)
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cudnn.allow_tf32
+    machine.allow_tf32(False)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_without_a_compiler_compile_is_refused_in_one_line(monkeypatch):
+    def fail(_):
+        raise RuntimeError("no C++ compiler\n\nSet TORCHDYNAMO_VERBOSE=1 for more")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    with pytest.raises(ValueError, match=r"^compile=true: .* here: no C\+\+ compiler$"):
+        machine.require_compiler(torch.device("cpu"))

@@ -12,7 +12,7 @@ from torch import nn
 
 from cct.config import compose
 from cct.model import CCT
-from cct.optim import adamw, parameter_groups
+from cct.optim import adamw, parameter_groups, set_learning_rate
 
 REFERENCE = Path(__file__).parent / "reference" / "lr_example_200.txt"
 
@@ -155,3 +155,14 @@ def test_the_yaml_values_reach_the_optimiser():
 def test_betas_that_are_not_two_are_refused(betas):
     with pytest.raises(ValueError, match=r"optimizer\.betas=\["):
         adamw(nn.Linear(2, 2), lr=1e-3, weight_decay=0, betas=betas, eps=1e-8)
+
+
+def test_the_learning_rate_is_set_in_place_where_it_is_a_tensor():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    rate = torch.tensor(1.0)
+    held = torch.optim.AdamW([{"params": [weight]}], lr=rate, fused=True)
+    plain = torch.optim.AdamW([{"params": [weight]}], lr=1.0, fused=True)
+    for optimizer in (held, plain):
+        set_learning_rate(optimizer, 0.25)
+        assert float(optimizer.param_groups[0]["lr"]) == 0.25
+    assert held.param_groups[0]["lr"] is rate

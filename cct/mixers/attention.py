@@ -6,9 +6,11 @@ Shapes: B images, N tokens, D dim, H heads, P = D / H; M = N where a token is mi
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cct.mixers.scores import Mixture
+from cct.dropout import Dropout
+from cct.mixers.scores import DotProduct, Mixture
 
 
 class Attention(nn.Module):
@@ -36,24 +38,36 @@ class Attention(nn.Module):
         self.scores = scores(dim, tokens, heads)
         self.value = nn.Linear(dim, dim, bias=False)
         self.project = nn.Linear(dim, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
+
+    def _require_tokens(self, x: Tensor) -> None:
+        if x.shape[1] != self.tokens:
+            raise ValueError(f"this mixer was built for {self.tokens} tokens, not {x.shape[1]}")
 
     def map(self, x: Tensor) -> Tensor:
         """Return the mixing map (B or 1, H, N, N) before dropout; each row sums to one."""
-        if x.shape[1] != self.tokens:
-            raise ValueError(f"this mixer was built for {self.tokens} tokens, not {x.shape[1]}")
+        self._require_tokens(x)
         scores = self.scores(x)
         # In bfloat16 the rows would sum to one only within a thousandth.
         return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         values = self.value(x).unflatten(-1, (self.heads, -1))  # B M H P
+        return self.project(self.mix(x, values).flatten(2))  # B N D
+
+    def mix(self, x: Tensor, values: Tensor) -> Tensor:
+        """Mix the values (B, M, H, P) by the map of the tokens: (B, N, H, P)."""
+        rate = self.dropout.rate if self.training else 0.0
+        # On a CPU there is no fused attention with dropout, and what stands in for it is slow.
+        if isinstance(self.scores, DotProduct) and (rate == 0 or x.is_cuda):
+            self._require_tokens(x)
+            query, key, value = (part.transpose(1, 2) for part in (*self.scores.project(x), values))
+            mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=rate)
+            return mixed.transpose(1, 2)
         weights = self.dropout(self.map(x)).to(values.dtype)  # (B or 1) H N M
         if len(weights) == 1:  # one product over heads; broadcasting would copy the map B times
-            mixed = torch.einsum("hnm,bmhp->bnhp", weights[0], values)
-        else:
-            mixed = torch.einsum("bhnm,bmhp->bnhp", weights, values)
-        return self.project(mixed.flatten(2))  # B N D
+            return torch.einsum("hnm,bmhp->bnhp", weights[0], values)
+        return torch.einsum("bhnm,bmhp->bnhp", weights, values)
 
 
 class MixtureAttention(Attention):

@@ -24,8 +24,13 @@ class DotProduct(nn.Module):
         self.heads = heads
         self.query_key = nn.Linear(dim, 2 * dim, bias=False)
 
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the query (B, N, H, P) and the key (B, M, H, P)."""
+        query, key = self.query_key(x).unflatten(-1, (2, self.heads, -1)).unbind(2)
+        return query, key
+
     def forward(self, x: Tensor) -> Tensor:
-        query, key = self.query_key(x).unflatten(-1, (2, self.heads, -1)).unbind(2)  # B N H P
+        query, key = self.project(x)
         return torch.einsum("bnhp,bmhp->bhnm", query * query.shape[-1] ** -0.5, key)
 
 

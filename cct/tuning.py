@@ -1,0 +1,20 @@
+"""What this process asks of its libraries, before torch is loaded.
+
+Nothing here changes a number that is computed, only how long it takes.
+"""
+
+import ctypes
+import os
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # names of mallopt's settings in <malloc.h>
+
+
+def prepare() -> None:
+    """Keep freed memory for the next step, and let threads that wait give way soon."""
+    # A thread that waits for another spins; after some 10 ms by default, which is longer than the
+    # other is kept from its core where several programs share the cores.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    mallopt = getattr(ctypes.CDLL(None) if os.name == "posix" else None, "mallopt", None)
+    if mallopt:  # the C library's; by default the largest tensors go back at every step
+        mallopt(MMAP_THRESHOLD, 2**30)
+        mallopt(TRIM_THRESHOLD, 2**31 - 1)
