@@ -11,9 +11,11 @@ from torch import Tensor
 from cct.data import Data, Split
 from cct.limits import Count, Pixels
 from cct.schema import one_line
+from cct.sources import cache as pixel_cache
 from cct.sources.common import balanced, height_and_width, self_measured
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
+DECODER = 1  # to be raised by whoever changes what ``_decoded_image`` makes of a file
 
 
 class Folder:
@@ -29,6 +31,7 @@ class Folder:
         image_size: Pixels | list[Pixels] | None,
         train_size: Count | None,
         test_size: Count | None,
+        cache: str | None = None,  # the configurations of earlier checkpoints do not have it
     ) -> None:
         self.root = Path(root).expanduser()
         size = height_and_width(image_size)
@@ -40,13 +43,22 @@ class Folder:
         self.test_files, self.test_labels = self._chosen("test", test, test_size)
         self.train_size, self.test_size = len(self.train_files), len(self.test_files)
         self.image_size = size or _header_size(self.train_files[0])
+        self.cache = None
+        if cache is not None:
+            settings = [os.path.realpath(self.root), size, train_size, test_size]
+            name = f"{pixel_cache.digest(settings)[:16]}.pt"
+            self.cache = Path(cache).expanduser() / name
 
     def load(self) -> Data:
-        """Decode the chosen images on all processors this process may use."""
-        train = Split(self._decoded("train", self.train_files), self.train_labels)
-        test = Split(self._decoded("test", self.test_files), self.test_labels)
+        """Take the pixels of the chosen images from the cache, or decode them and keep them there.
+
+        Decoding uses all processors this process may use.
+        """
+        train, test = self._cached() if self.cache else self._decoded_halves()
         name = f"the images in {self.root} (not the official CIFAR-10, whatever its classes are)"
-        return self_measured(name, self.classes, train, test)
+        return self_measured(
+            name, self.classes, Split(train, self.train_labels), Split(test, self.test_labels)
+        )
 
     def _refuse_misfit(self, train: dict[str, list[str]], test: dict[str, list[str]]) -> None:
         if len(self.classes) < 2:
@@ -74,6 +86,36 @@ class Folder:
         labels = torch.arange(len(self.classes)).repeat_interleave(counts)
         chosen = balanced(half, size, labels, self.classes)
         return [files[index] for index in chosen.tolist()], labels[chosen]
+
+    def _cached(self) -> list[Tensor]:
+        assert self.cache
+        images = self._digest()  # first, so that a file changed while decoding has another one
+        shapes = [(size, 3, *self.image_size) for size in (self.train_size, self.test_size)]
+        pixels = pixel_cache.read(self.cache, images, shapes)
+        if pixels is None:
+            pixels = self._decoded_halves()
+            pixel_cache.write(self.cache, images, pixels)
+        return pixels
+
+    def _digest(self) -> str:
+        """The digest of all that the pixels depend on, as far as it is seen without reading them.
+
+        The time of change tells of files replaced by others of the same size and modification time.
+        """
+        import PIL
+
+        above = str(self.root / "train").removesuffix("train")
+        files = []
+        for path in self.train_files + self.test_files:
+            stat = os.stat(path)
+            files.append(
+                (path.removeprefix(above), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            )
+        settings = [self.image_size, self.resize, self.train_size, self.test_size]
+        return pixel_cache.digest([DECODER, PIL.__version__, settings, files])
+
+    def _decoded_halves(self) -> list[Tensor]:
+        return [self._decoded("train", self.train_files), self._decoded("test", self.test_files)]
 
     def _decoded(self, half: str, files: list[str]) -> Tensor:
         from PIL import Image
