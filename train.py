@@ -29,9 +29,11 @@ if TYPE_CHECKING:  # slow to import, so only once the command line is known to b
 
 def build_source(cfg: DictConfig) -> Any:
     """Return where the images come from; nothing is decoded yet."""
-    paths = {}
-    if "root" in cfg.data:
-        paths["root"] = to_absolute_path(os.path.expanduser(cfg.data.root))
+    paths = {
+        key: to_absolute_path(os.path.expanduser(cfg.data[key]))
+        for key in ("root", "cache")
+        if cfg.data.get(key) is not None
+    }
     # Called here and not by Hydra, which would wrap what the call raises.
     return instantiate(cfg.data, **paths, _partial_=True, _convert_="all")()
 

@@ -16,10 +16,14 @@ from cct.schema import one_line
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write to, which takes the place of ``path`` once it is flushed."""
     temporary = path.with_name(f"{path.name}.tmp")
-    yield temporary
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
-    os.replace(temporary, path)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # half a file would keep a full disk full
+        raise
 
 
 def save(path: Path, **state: Any) -> None:

@@ -52,7 +52,16 @@ class Settings:
 
 
 # What does not change a run's numbers, and so not its name. See ``identity`` for the exception.
-UNNAMED = ("seed", "study", "device", "threads", "data.root", "data.download", "eval_batch_size")
+UNNAMED = (
+    "seed",
+    "study",
+    "device",
+    "threads",
+    "data.root",
+    "data.download",
+    "data.cache",
+    "eval_batch_size",
+)
 
 # Settings that came later, with the value that means what was done before there was the setting.
 NEUTRAL = {"augment.random_erasing": 0.0, "compile": False}

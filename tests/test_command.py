@@ -163,8 +163,9 @@ def test_another_working_directory_and_odd_paths_are_fine(command, tmp_path):
                 image = Image.new("RGB", (16, 16), (number * 60, 0, 0))
                 image.save(root / half / label / f"{number}.png")
     settings = ["data=folder", f"data.root='{root}'", "epochs=1", "threads=1", "model.dim=16"]
-    done = command(*settings, "hydra.job.chdir=true")
+    done = command(*settings, "data.cache=kept", "hydra.job.chdir=true")
     assert done.returncode == 0, done.stderr
+    assert len([*tmp_path.glob("kept/*.pt")]) == 1
     (summary,) = tmp_path.rglob("summary.json")
     assert "not the official CIFAR-10" in json.loads(summary.read_text())["data"]
     assert not any(mark in str(summary.relative_to(tmp_path)) for mark in "=, ")

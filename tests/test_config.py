@@ -167,6 +167,14 @@ def test_where_the_data_lie_is_not_in_the_name():
     assert moved == config.compose([])[1]
 
 
+def test_where_pixels_are_kept_is_not_in_the_name():
+    folder = "self_attention-baseline-8d4676bb0a"  # as before there was a cache
+    for override in ("data.cache=/elsewhere", "data.cache=null"):
+        assert config.compose(["data=folder", override]).name == folder
+    with pytest.raises(ValueError, match=r"data\.cache=False: must be text or null"):
+        config.compose(["data=folder", "data.cache=false"])
+
+
 def test_the_evaluation_batch_is_in_the_name_when_pooling_looks_across_it():
     pool = ["pool=softmax_batch", DIGITS]
     asked = config.compose([*pool, "eval_batch_size=7"])
