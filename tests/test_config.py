@@ -137,9 +137,12 @@ def test_a_sweep_expands_to_its_jobs():
 def test_names_are_those_of_the_first_release():
     """A setting that is added later must not rename the runs that people already have."""
     names = {
-        "": "self_attention-baseline-a3f6931b03",
-        "mixer=dense pool=softmax_plus_x": "dense-softmax_plus_x-e999d5e3f9",
-        "mixer=mixture model=cct_7_3x1": "mixture-baseline-5edbdc7ecb",
+        "augment=crop_flip": "self_attention-baseline-a3f6931b03",
+        "augment=crop_flip mixer=dense pool=softmax_plus_x": "dense-softmax_plus_x-e999d5e3f9",
+        "augment=crop_flip mixer=mixture model=cct_7_3x1": "mixture-baseline-5edbdc7ecb",
+        "": "self_attention-baseline-82d48c1f29",  # of autoaugment, which became the default
+        "mixer=dense pool=softmax_plus_x": "dense-softmax_plus_x-061b4fefee",
+        "mixer=mixture model=cct_7_3x1": "mixture-baseline-ec8b1193dd",
         "data=digits": "self_attention-baseline-44a05526d8",
     }
     for overrides, name in names.items():
@@ -148,8 +151,10 @@ def test_names_are_those_of_the_first_release():
 
 def test_a_setting_that_came_later_is_in_the_name_only_where_it_does_something():
     plain = config.compose(["augment=crop_flip"])[1]
-    assert config.compose(["augment.random_erasing=0"])[1] == plain
-    assert config.compose(["augment.random_erasing=0.1"])[1] != plain
+    for override in ("augment.random_erasing=0", "compile=false"):
+        assert config.compose(["augment=crop_flip", override])[1] == plain
+    for override in ("augment.random_erasing=0.1", "compile=true"):
+        assert config.compose(["augment=crop_flip", override])[1] != plain
 
 
 @pytest.mark.parametrize(
@@ -170,7 +175,7 @@ def test_where_the_data_lie_is_not_in_the_name():
 def test_where_pixels_are_kept_is_not_in_the_name():
     folder = "self_attention-baseline-8d4676bb0a"  # as before there was a cache
     for override in ("data.cache=/elsewhere", "data.cache=null"):
-        assert config.compose(["data=folder", override]).name == folder
+        assert config.compose(["data=folder", "augment=crop_flip", override]).name == folder
     with pytest.raises(ValueError, match=r"data\.cache=False: must be text or null"):
         config.compose(["data=folder", "data.cache=false"])
 
