@@ -1,11 +1,12 @@
 """Randomness as a function: what is drawn depends on (seed, purpose, epoch) and on nothing before.
 
-Purposes are ``init``, ``order``, ``augment`` and ``dropout``. Resuming a run needs no generator
-state, only the number of the epoch.
+Purposes are ``init``, ``order``, ``augment``, ``mix`` and ``dropout``. Resuming a run needs no
+generator state, only the number of the epoch.
 """
 
 import hashlib
 
+import numpy as np
 import torch
 
 
@@ -18,3 +19,8 @@ def seed_of(seed: int, purpose: str, epoch: int = 0) -> int:
 def generator(seed: int, purpose: str, epoch: int) -> torch.Generator:
     """Return a CPU generator, so that every device sees the same draws."""
     return torch.Generator().manual_seed(seed_of(seed, purpose, epoch))
+
+
+def numpy_generator(seed: int, purpose: str, epoch: int) -> np.random.Generator:
+    """Return the like of ``generator`` for distributions that torch cannot draw from one."""
+    return np.random.Generator(np.random.PCG64(seed_of(seed, purpose, epoch)))

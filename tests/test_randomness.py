@@ -4,9 +4,9 @@ from itertools import product
 
 import torch
 
-from cct.randomness import generator, seed_of
+from cct.randomness import generator, numpy_generator, seed_of
 
-PURPOSES = ("init", "order", "augment", "dropout")
+PURPOSES = ("init", "order", "augment", "mix", "dropout")
 
 
 def test_seeds_differ_by_seed_purpose_and_epoch():
@@ -40,6 +40,13 @@ def test_streams_of_neighbouring_keys_are_unrelated():
     streams = torch.stack([torch.rand(2000, generator=generator(*key)) for key in keys])
     correlations = torch.corrcoef(streams) - torch.eye(len(streams))
     assert correlations.abs().max() < 0.1
+
+
+def test_numpy_draws_are_a_function_of_the_same_three():
+    keys = list(product((0, 1), PURPOSES, (0, 1)))
+    first = [numpy_generator(*key).random() for key in keys]
+    assert [numpy_generator(*key).random() for key in keys] == first
+    assert len(set(first)) == len(keys)
 
 
 def test_a_generator_draws_on_the_cpu():
