@@ -50,6 +50,7 @@ class Built(NamedTuple):
     source: Any
     model: "CCT"
     augment: Any
+    mix: Any
     schedule: Any
     optimizer: Any
 
@@ -62,10 +63,11 @@ def build(cfg: DictConfig, source: Any, device: Any) -> Built:
 
     schedule = instantiate(cfg.schedule, _convert_="all")(cfg.epochs, cfg.optimizer.lr)
     augment = instantiate(cfg.augment, _partial_=True, _convert_="all")()
+    mix = instantiate(cfg.mix, _partial_=True, _convert_="all")()
     optimizer = instantiate(cfg.optimizer, _convert_="all")
     torch.manual_seed(seed_of(cfg.seed, "init"))
     model = build_model(cfg, len(source.classes), source.image_size).to(device)
-    return Built(source, model, augment, schedule, optimizer(model))
+    return Built(source, model, augment, mix, schedule, optimizer(model))
 
 
 def rehearse(runs: list[DictConfig]) -> None:
@@ -154,7 +156,15 @@ def train(
             config.write(out, cfg, HydraConfig.get())
         log.begin(header(configuration, data, model, counted, facts, out))
         loop.fit(
-            model, data, built.augment, built.optimizer, built.schedule, log, plan, configuration
+            model,
+            data,
+            built.augment,
+            built.mix,
+            built.optimizer,
+            built.schedule,
+            log,
+            plan,
+            configuration,
         )
         log.finish(configuration, pictures(model, data))
         if facts["eval_batch_size"]:

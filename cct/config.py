@@ -37,6 +37,7 @@ class Settings:
     model: Node
     data: Node
     augment: Node
+    mix: Node
     optimizer: Node
     schedule: Node
     epochs: Count
@@ -64,7 +65,11 @@ UNNAMED = (
 )
 
 # Settings that came later, with the value that means what was done before there was the setting.
-NEUTRAL = {"augment.random_erasing": 0.0, "compile": False}
+NEUTRAL = {
+    "augment.random_erasing": 0.0,
+    "mix": {"_target_": "cct.augment.mix.NoMix"},
+    "compile": False,
+}
 
 
 class Run(NamedTuple):
@@ -167,6 +172,8 @@ def _refuse_idle(cfg: DictConfig, overrides: list[str]) -> None:
     idle = {f"model.{key}": "this mixer, which does not use it" for key in unused}
     if cfg.model.depth == 1:
         idle["model.stochastic_depth"] = "model.depth=1, as it is 0 in the first block"
+    if (cfg.mix.get("off_epoch") or 0) > cfg.epochs:
+        idle["mix.off_epoch"] = f"epochs={cfg.epochs}, all of which come before it"
     for override in overrides:
         key = override.lstrip("+").partition("=")[0]
         part = re.match(r"mixer\.parts\.(\w+)", key)

@@ -41,7 +41,7 @@ def header(
         ("", f"{model.tokens} tokens, a grid of {grid}{before}"),
         *(
             (group, f"{choices[group]}: {_settings(configuration[group])}")
-            for group in ("mixer", "pool", "augment", "optimizer")
+            for group in ("mixer", "pool", "augment", "mix", "optimizer")
         ),
         ("schedule", f"{choices['schedule']}: {_words(facts['schedule'])}"),
         ("training", f"{-(-len(data.train) // batch)} steps an epoch, effective batch {batch}"),

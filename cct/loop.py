@@ -14,9 +14,10 @@ from tqdm import tqdm
 
 from cct import checkpoint
 from cct.augment import Policy
+from cct.augment.mix import Mix, cross_entropy, unmixed
 from cct.data import Data, Split
 from cct.optim import set_learning_rate
-from cct.randomness import generator, seed_of
+from cct.randomness import generator, numpy_generator, seed_of
 from cct.record import Record, versions
 
 
@@ -75,10 +76,21 @@ def augmented_batches(
         yield from zip(images.split(batch_size), labels.split(batch_size), strict=True)
 
 
+def descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
+    """Take one step down the gradient of the loss; return the gradient's norm."""
+    optimizer.zero_grad()
+    loss.backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    optimizer.step()
+    return norm
+
+
 def train_epoch(
     model: nn.Module,
     data: Data,
     augment: Policy,
+    mix: Mix,
     optimizer: torch.optim.Optimizer,
     plan: Plan,
     epoch: int,
@@ -86,7 +98,8 @@ def train_epoch(
 ) -> dict[str, float]:
     """Train on every image once; return the mean loss, top-1 and gradient norm.
 
-    The order of images, the augmentation and dropout are functions of (seed, epoch).
+    The order of images, the augmentation, mixing and dropout are functions of (seed, epoch). Where
+    a batch was mixed top-1 is nan, as images of two classes have no right answer.
     """
     model.train()
     split, device = data.train, data.train.labels.device
@@ -96,17 +109,15 @@ def train_epoch(
     sizes = torch.tensor([len(index) for index in order.split(plan.batch_size)], device=device)
     losses, norms = torch.zeros(len(sizes), device=device), torch.zeros(len(sizes), device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
+    recipes = mix.draw(epoch, len(sizes), numpy_generator(plan.seed, "mix", epoch))
     checked, due = 0, time.monotonic() + 1
     batches = augmented_batches(split, augment, order, draws, plan.batch_size)
-    for step, (images, labels) in enumerate(batches):
+    for step, ((images, labels), recipe) in enumerate(zip(batches, recipes, strict=True)):
+        mixed, share = recipe(data.normalize(images))
         with plan.autocast(device):
-            logits = model(data.normalize(images)).float()
-        loss = F.cross_entropy(logits, labels, label_smoothing=plan.label_smoothing)
-        optimizer.zero_grad()
-        loss.backward()
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        norms[step] = nn.utils.get_total_norm(gradients)
-        optimizer.step()
+            logits = model(mixed).float()
+        loss = cross_entropy(logits, labels, share, plan.label_smoothing)
+        norms[step] = descend(model, optimizer, loss)
         losses[step] = loss.detach()
         correct += (logits.argmax(1) == labels).sum()
         bar.update(len(labels))
@@ -116,7 +127,7 @@ def train_epoch(
     require_finite(losses, epoch * len(sizes))
     return {
         "loss": (losses * sizes).sum().item() / len(split),
-        "top1": 100 * correct.item() / len(split),
+        "top1": 100 * correct.item() / len(split) if set(recipes) == {unmixed} else math.nan,
         "gradient_norm": norms.mean().item(),
     }
 
@@ -125,6 +136,7 @@ def fit(
     model: nn.Module,
     data: Data,
     augment: Policy,
+    mix: Mix,
     optimizer: torch.optim.Optimizer,
     schedule: Callable[[int], float],
     record: Record,
@@ -151,7 +163,7 @@ def fit(
             began = time.monotonic()
             rate = schedule(epoch)
             set_learning_rate(optimizer, rate)
-            trained = train_epoch(model, data, augment, optimizer, plan, epoch, bar)
+            trained = train_epoch(model, data, augment, mix, optimizer, plan, epoch, bar)
             training_seconds = time.monotonic() - began
             test_loss, correct = evaluate(model, data, data.test, plan)
             if not math.isfinite(test_loss):

@@ -80,6 +80,14 @@ DIGITS = "data=digits"
         ("data.image_size=[32,x]", "data.image_size[1]=x: must be a whole number"),
         ("mixer.scores.std=1", "mixer.scores.std=1: no such setting; there are: none"),
         ("schedule=constant schedule.warmup_epochs=3", "no such setting; there are: none"),
+        ("mix=mixup mix.mixup=0", "mix.mixup=0: must be a number above 0"),
+        ("mix=cutmix mix.cutmix=inf", "mix.cutmix=inf: must be a number above 0"),
+        ("mix=mixup mix.probability=1.1", "mix.probability=1.1: must be a number at least 0 and"),
+        ("mix=mixup_cutmix mix.switch=-1", "mix.switch=-1: must be a number at least 0 and at"),
+        ("mix=mixup mix.switch=0", "mix.switch=0: no such setting"),
+        ("mix=mixup mix.off_epoch=1", "mix.off_epoch=1: must be a whole number at least 2"),
+        ("epochs=5 mix=cutmix mix.off_epoch=6", "mix.off_epoch=6: has no meaning with epochs=5"),
+        ("mix.mixup=1", "mix.mixup=1: no such setting; there are: none for this choice"),
         ("augment=none augment.flip=true", "augment.flip=True: no such setting"),
         ("mixer=random mixer.scores.std=-1", "mixer.scores.std=-1: must be a number at least 0"),
         ("mixer=factorized_random mixer.scores.rank=0", "mixer.scores.rank=0: must be a whole"),
@@ -151,9 +159,9 @@ def test_names_are_those_of_the_first_release():
 
 def test_a_setting_that_came_later_is_in_the_name_only_where_it_does_something():
     plain = config.compose(["augment=crop_flip"])[1]
-    for override in ("augment.random_erasing=0", "compile=false"):
+    for override in ("augment.random_erasing=0", "compile=false", "mix=none"):
         assert config.compose(["augment=crop_flip", override])[1] == plain
-    for override in ("augment.random_erasing=0.1", "compile=true"):
+    for override in ("augment.random_erasing=0.1", "compile=true", "mix=mixup"):
         assert config.compose(["augment=crop_flip", override])[1] != plain
 
 
@@ -228,7 +236,7 @@ def test_a_mixture_keeps_only_the_parts_it_mixes():
 
 def test_no_hyperparameter_lives_only_in_code():
     """Every keyword-only argument of everything a yaml names is in that yaml, without default."""
-    for group in ("mixer", "pool", "model", "augment", "optimizer", "schedule", "data"):
+    for group in ("mixer", "pool", "model", "augment", "mix", "optimizer", "schedule", "data"):
         for option in options(group):
             cfg = config.compose([f"{group}={option}"])[0]  # refuses what is missing
             target = get_object(cfg[group]._target_)

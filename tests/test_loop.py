@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
+from cct.augment.mix import NoMix
 from cct.augment.policies import NoAugmentation, TrivialAugment
 from cct.data import Data
 from cct.loop import Plan, augmented_batches, evaluate, require_finite, train_epoch
@@ -52,7 +53,9 @@ def test_training_is_gradient_descent_in_the_order_of_seed_and_epoch(data):
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     result = {}
     for epoch in range(3):
-        result = train_epoch(model, data, NoAugmentation(), sgd, plan(), epoch, tqdm(disable=True))
+        result = train_epoch(
+            model, data, NoAugmentation(), NoMix(), sgd, plan(), epoch, tqdm(disable=True)
+        )
     torch.testing.assert_close(linear.weight, weight)
     assert result["loss"] == pytest.approx(sum(losses) / 10, rel=1e-5)
     assert result["top1"] == 100 * hits / 10
@@ -76,7 +79,7 @@ def test_the_gradient_norm_is_that_of_all_parameters_together(data):
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     found = train_epoch(
-        model, data, NoAugmentation(), still, plan(batch_size=10), 0, tqdm(disable=True)
+        model, data, NoAugmentation(), NoMix(), still, plan(batch_size=10), 0, tqdm(disable=True)
     )
     model.zero_grad()
     logits = model(data.normalize(data.train.images))
@@ -99,7 +102,7 @@ def test_augmentation_reaches_the_model_one_draw_an_image(data):
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    train_epoch(model, data, Spy(), sgd, plan(), 0, tqdm(disable=True))
+    train_epoch(model, data, Spy(), NoMix(), sgd, plan(), 0, tqdm(disable=True))
     assert torch.cat(seen).tolist() == list(range(10))
 
 
@@ -113,7 +116,7 @@ def test_the_chunk_of_augmentation_does_not_change_the_numbers(data, size):
         augment = TrivialAugment(padding=2, flip=True, random_erasing=0.5)
         augment.chunk = chunk
         result = train_epoch(
-            model, data, augment, sgd, plan(batch_size=size), 1, tqdm(disable=True)
+            model, data, augment, NoMix(), sgd, plan(batch_size=size), 1, tqdm(disable=True)
         )
         found.append((result, nn.utils.parameters_to_vector(model.parameters()).tolist()))
     assert all(one == found[0] for one in found)
