@@ -175,6 +175,11 @@ KNOBS = {
     "augment.padding": "2",
     "augment.flip": "true",
     "augment.random_erasing": "0.5",
+    "mix.mixup": "0.2",
+    "mix.cutmix": "0.2",
+    "mix.probability": "0.5",
+    "mix.switch": "0",
+    "mix.off_epoch": "2",
     "data.image_size": "24",
     "data.train_size": "30",
     "data.test_size": "10",
@@ -186,8 +191,10 @@ KNOBS = {
 }
 RECORDED = {"device", "threads", "study", "eval_batch_size"}  # in the record, not in the numbers
 LEARNED = ["autoaugment", "randaugment", "trivialaugment"]
+MIXES, MIXING = ["mixup", "cutmix"], ["probability=0.2", "off_epoch=2"]
 FINISHING = ["padding=0", "flip=false", "random_erasing=0.5"]
-BASE = ["mixer=mixture", "pool=softmax_plus_x", "augment=crop", "optimizer.lr=5e-3"]
+BASE = ["mixer=mixture", "pool=softmax_plus_x", "augment=crop", "mix=mixup_cutmix"]
+BASE += ["optimizer.lr=5e-3"]
 
 
 def leaves(node: dict, prefix: str = "") -> set[str]:
@@ -212,7 +219,9 @@ def test_every_setting_changes_the_numbers_or_the_record(trained, base, knob):
     done = trained(*BASE, f"{knob}={KNOBS[knob]}")
     if knob in RECORDED:
         for row, plain in zip(done.numbers, base.numbers, strict=True):
-            assert row == pytest.approx(plain, rel=1e-3)  # batch size and threads round differently
+            assert row.pop("train_top1") is plain["train_top1"] is None
+            known = {key: plain[key] for key in row}
+            assert row == pytest.approx(known, rel=1e-3)  # batch size and threads round differently
         assert done.summary["left_out"][knob] != base.summary["left_out"][knob]
     else:
         assert done.numbers != base.numbers
@@ -244,6 +253,9 @@ def test_no_setting_is_missing_from_that_list():
         ("augment=randaugment", "augment.magnitude=3"),
         ("augment=randaugment", "augment.magnitude_std=2"),
         ("augment=randaugment", "augment.probability=1"),
+        *((f"mix={name}", f"mix.{name}=0.2") for name in MIXES),
+        *((f"mix={name}", f"mix.{knob}") for name in MIXES for knob in MIXING),
+        *(("mix=none", f"mix={name}") for name in MIXES),
     ],
 )
 def test_the_settings_of_other_choices_change_the_numbers(trained, overrides, knob):
@@ -267,10 +279,12 @@ def test_a_finished_run_is_left_alone(trained, capsys):
     assert before == {path: path.read_bytes() for path in done.out.iterdir() if path.is_file()}
 
 
-def test_a_stopped_run_goes_on_to_the_numbers_of_an_undisturbed_one(trained, monkeypatch):
+@pytest.mark.parametrize("mix", ["none", "mixup_cutmix"])
+def test_a_stopped_run_goes_on_to_the_numbers_of_an_undisturbed_one(trained, monkeypatch, mix):
     from cct import loop
 
-    whole = trained("epochs=3", "mixer=mixture", study="whole")
+    asked = ["epochs=3", "mixer=mixture", f"mix={mix}"]
+    whole = trained(*asked, study="whole")
     evaluate, calls = loop.evaluate, []
 
     def stop_in_the_second_epoch(*arguments):
@@ -281,9 +295,9 @@ def test_a_stopped_run_goes_on_to_the_numbers_of_an_undisturbed_one(trained, mon
 
     monkeypatch.setattr(loop, "evaluate", stop_in_the_second_epoch)
     with pytest.raises(KeyboardInterrupt):
-        trained("epochs=3", "mixer=mixture")
+        trained(*asked)
     monkeypatch.setattr(loop, "evaluate", evaluate)
-    done = trained("epochs=3", "mixer=mixture")
+    done = trained(*asked)
     assert done.numbers == whole.numbers
     assert digest(done) == digest(whole)
     assert "Interrupted; the same command goes on after epoch 1" in (
