@@ -49,7 +49,7 @@ def test_the_mixer_and_the_pool_it_adds_train(project, overrides, code):
 def test_every_choice_it_names_is_there():
     table = README[README.index("## What can be chosen") : README.index("Each choice is a file")]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.M)
-    assert {group for group, _ in rows} >= {"mixer", "pool", "model", "data", "augment"}
+    assert {group for group, _ in rows} >= {"mixer", "pool", "model", "data", "augment", "mix"}
     for group, choices in rows:
         for choice in re.findall(r"`(\w+)`", choices):
             assert choice in options(group)
