@@ -67,6 +67,7 @@ def build(cfg: DictConfig, source: Any, device: Any) -> Built:
     optimizer = instantiate(cfg.optimizer, _convert_="all")
     torch.manual_seed(seed_of(cfg.seed, "init"))
     model = build_model(cfg, len(source.classes), source.image_size).to(device)
+    model = model.to(memory_format=torch.channels_last)  # as the images, for the convolutions
     return Built(source, model, augment, mix, schedule, optimizer(model))
 
 
