@@ -1,13 +1,18 @@
 """The loop against descent written by hand, and its evaluation against one image at a time."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
+from hydra.utils import instantiate
 from torch import nn
 from tqdm import tqdm
 
+from cct import config
 from cct.augment.mix import NoMix
 from cct.augment.policies import NoAugmentation, TrivialAugment
+from cct.config import options
 from cct.data import Data
 from cct.loop import Plan, augmented_batches, evaluate, require_finite, train_epoch
 from cct.randomness import generator
@@ -159,3 +164,22 @@ def test_bf16_is_used_where_it_is_asked_for(data):
     for precision in ("fp32", "bf16"):
         evaluate(model, data, data.test, plan(eval_batch_size=100, precision=precision))
     assert seen == [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("augment", options("augment"))
+def test_nothing_waits_for_the_device_before_all_steps_are_given_to_it(data, augment, monkeypatch):
+    """On the meta device, where a tensor has no values that could be waited for."""
+    cfg = config.compose(["mix=mixup_cutmix", f"augment={augment}"]).cfg
+    policy, mix = (instantiate(node, _convert_="all") for node in (cfg.augment, cfg.mix))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3)).to("meta")
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+
+    class Bar(tqdm):
+        def update(self, n=1):
+            seen.append(n)
+
+    monkeypatch.setattr(Plan, "autocast", lambda *_: nullcontext())  # there is none on meta
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        train_epoch(model, data.to("meta"), policy, mix, sgd, plan(), 0, Bar(disable=True))
+    assert seen == [4, 4, 2]
