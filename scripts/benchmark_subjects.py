@@ -240,7 +240,7 @@ def loader_epoch(asked: dict, train: int, test: int, workers: int) -> Callable[[
     tests: Any = Pictures(bench.data.to("cpu").test, per_image(bench.data, training=False))
     # The reference takes four whatever the machine has, of which torch would warn.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    how = {"batch_size": BATCH, "num_workers": workers, "persistent_workers": True}
+    how = {"batch_size": BATCH, "num_workers": workers, "persistent_workers": workers > 0}
     loader, test_loader = DataLoader(pictures, shuffle=True, **how), DataLoader(tests, **how)
 
     def sample() -> Sample:
