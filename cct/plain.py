@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable
 from types import MethodType
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -47,7 +48,7 @@ FORMS: list[tuple[type[nn.Module], str, Callable[..., Tensor]]] = [
 
 def plain(model: CCT) -> CCT:
     """Return a copy of a model that computes in the plain form, from the same weights."""
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model).to(memory_format=torch.contiguous_format)  # of the weights
     for module in model.modules():
         for kind, name, form in FORMS:
             if isinstance(module, kind):

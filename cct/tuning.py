@@ -10,10 +10,11 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # names of mallopt's settings in <mallo
 
 
 def prepare() -> None:
-    """Keep freed memory for the next step, and let threads that wait give way soon."""
+    """Keep freed memory, in large pages, for the next step; let threads that wait give way soon."""
     # A thread that waits for another spins; after some 10 ms by default, which is longer than the
     # other is kept from its core where several programs share the cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch asks Linux for pages of 2 MiB
     mallopt = getattr(ctypes.CDLL(None) if os.name == "posix" else None, "mallopt", None)
     if mallopt:  # the C library's; by default the largest tensors go back at every step
         mallopt(MMAP_THRESHOLD, 2**30)

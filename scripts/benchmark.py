@@ -69,7 +69,7 @@ def measured(named: dict[str, tuple], rounds: int) -> dict[str, list[Sample]]:
 
 
 def train_step(asked: dict[str, Any], quick: bool) -> dict[str, Any]:
-    """The same training step in its plain and its fast form, and what the machine could do."""
+    """One training step in its plain and its fast form."""
     forms = ["plain", "fast"] if quick else ["plain", "fast", "compiled"]
     steps = 2 if quick else 5
     named: dict[str, tuple] = {
@@ -100,7 +100,7 @@ def train_step(asked: dict[str, Any], quick: bool) -> dict[str, Any]:
 
 
 def augment(asked: dict[str, Any], quick: bool) -> dict[str, Any]:
-    """AutoAugment, crop, flip and normalisation: whole chunks against one image at a time."""
+    """AutoAugment, crop, flip, normalisation; plain is one image at a time."""
     named = {
         form: (
             subjects.augmentation,
@@ -113,7 +113,7 @@ def augment(asked: dict[str, Any], quick: bool) -> dict[str, Any]:
 
 
 def epoch(asked: dict[str, Any], quick: bool) -> dict[str, Any]:
-    """Augment, train and evaluate: the project against DataLoader and the plain model."""
+    """Augment, train, evaluate; plain is DataLoader and the plain model."""
     size = {"train": 640, "test": 128} if quick else {"train": 10_000, "test": 2_000}
     named: dict[str, tuple] = {
         f"plain, {workers} workers": (
@@ -311,7 +311,7 @@ def main(arguments: list[str]) -> int:
         except KeyboardInterrupt:
             return 130
         options.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"\nevery sample: {options.out}")
+    print(f"every sample: {options.out}")
     return 0
 
 

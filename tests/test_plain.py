@@ -65,6 +65,9 @@ def test_the_plain_form_is_another_way_and_leaves_the_model_as_it_is(data):
         one.data_ptr() != two.data_ptr()
         for one, two in zip(model.parameters(), other.parameters(), strict=True)
     )
+    model.to(memory_format=torch.channels_last)  # weights decide as images do
+    for convolution in plain.plain(model).tokenizer.convolutions:
+        assert convolution.get_parameter("weight").is_contiguous()
     images = data.normalize(data.test.images)
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert plain.normalize(data, data.test.images).is_contiguous()
