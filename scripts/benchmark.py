@@ -17,6 +17,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
+    if isinstance(sys.stdout, TextIOWrapper):  # each table as soon as it is there, also into a pipe
+        sys.stdout.reconfigure(line_buffering=True)
     options = parse(arguments)
     try:
         asked = subjects.resolved(options)
