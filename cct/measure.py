@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any, NamedTuple
 
 Sample = dict[str, float]
@@ -56,7 +57,9 @@ class Subject:
             answer = self.pipe.recv()
         except EOFError:
             self.process.join()
-            raise Failed(f"a process ended with exit code {self.process.exitcode}") from None
+            code = self.process.exitcode
+            killed = "; was memory short?" if code == -SIGKILL else ""
+            raise Failed(f"a process ended with exit code {code}{killed}") from None
         if isinstance(answer, str):
             raise Failed(answer)
         return answer

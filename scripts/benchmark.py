@@ -50,6 +50,7 @@ torch.optim.AdamW.step = first
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+SMALL_BATCH = 32  # two processes with cct_7_3x1 at 128 would take 26 GB
 Rows = list[tuple[Any, ...]]
 
 
@@ -148,23 +149,31 @@ def models(asked: dict[str, Any], quick: bool) -> dict[str, Any]:
     from cct.config import options
 
     result = {}
-    for model in ["cct_2_3x2"] if quick else ["cct_2_3x2", "cct_7_3x1"]:
+    batches = {"cct_2_3x2": subjects.BATCH} | ({} if quick else {"cct_7_3x1": SMALL_BATCH})
+    for model, batch in batches.items():
         named = {mixer: [f"model={model}", f"mixer={mixer}"] for mixer in options("mixer")}
-        result[model] = against(asked, model, "self_attention", named, 2 if quick else 5)
+        rounds = 2 if quick else 5
+        result[model] = against(asked, model, "self_attention", named, rounds, batch)
     if not quick:
         named = {model: [f"model={model}"] for model in options("model")}
-        result["sizes"] = against(asked, "self_attention", "cct_2_3x2", named, 3)
+        result["sizes"] = against(asked, "self_attention", "cct_2_3x2", named, 3, SMALL_BATCH)
     print("ratio: of images/s to the first row's, measured in turn with it")
     return {"samples": result}
 
 
 def against(
-    asked: dict[str, Any], title: str, first: str, named: dict[str, list[str]], rounds: int
+    asked: dict[str, Any],
+    title: str,
+    first: str,
+    named: dict[str, list[str]],
+    rounds: int,
+    batch: int,
 ) -> dict[str, list[Sample]]:
     """Show a row for each of the named overrides, each in turn with the first one."""
+    title = f"{title}, batch {batch}"
     rows: Rows = [(title, "parameters", "M madds", "images/s (range)", "ratio", "MiB")]
     result = {}
-    how = {"form": "fast", "asked": asked, "steps": 1}
+    how = {"form": "fast", "asked": asked, "steps": subjects.BATCH // batch, "batch": batch}
     for name in sorted(named, key=lambda name: (name != first, name)):
         pair = {one: (subjects.training, how | {"overrides": named[one]}) for one in (first, name)}
         samples = measured(pair, rounds)

@@ -90,10 +90,12 @@ def source(asked: dict[str, Any], train: int = 10 * BATCH, test: int = 100) -> l
     return ["data=synthetic", "data.image_size=32", "data.classes=10", *sizes]
 
 
-def training(form: str, asked: dict, overrides: list[str], steps: int) -> Callable[[], Sample]:
+def training(
+    form: str, asked: dict, overrides: list[str], steps: int, batch: int = BATCH
+) -> Callable[[], Sample]:
     """Return a sampler of training steps; the form ``plain`` also counts their operations."""
     bench = Bench(form, asked, overrides)
-    images, labels = bench.data.train.images[:BATCH], bench.data.train.labels[:BATCH]
+    images, labels = bench.data.train.images[:batch], bench.data.train.labels[:batch]
     flops = 0
     if form == "plain":
         from torch.utils.flop_counter import FlopCounterMode
@@ -106,7 +108,7 @@ def training(form: str, asked: dict, overrides: list[str], steps: int) -> Callab
         began = bench.clock()
         for _ in range(steps):
             bench.step(bench.normalize(images), labels)
-        speed = steps * BATCH / (bench.clock() - began)
+        speed = steps * batch / (bench.clock() - began)
         return {"images_per_second": speed, "flops": flops, "memory": memory(bench.device)}
 
     return sample

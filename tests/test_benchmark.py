@@ -67,7 +67,6 @@ def test_another_number_of_threads_than_was_set_is_not_reported():
 
 
 def test_steps_move_the_weights_and_are_counted(monkeypatch):
-    monkeypatch.setattr(subjects, "BATCH", 4)
     taken = []
     step = subjects.Bench.step
     monkeypatch.setattr(
@@ -75,7 +74,7 @@ def test_steps_move_the_weights_and_are_counted(monkeypatch):
         "step",
         lambda bench, *batch: taken.append(len(batch[0])) or step(bench, *batch),
     )
-    sample = subjects.training("plain", ASKED, [], steps=3)()
+    sample = subjects.training("plain", ASKED, [], steps=3, batch=4)()
     assert taken == [4, 4, 4]
     assert sample["images_per_second"] > 0
     assert sample["memory"] > 50

@@ -1,6 +1,7 @@
 """Measuring in turn: who is asked when, what is made of the answers, what is said of failures."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,8 +33,18 @@ def test_a_subject_is_sampled_in_a_process_of_its_own_and_its_first_sample_is_no
     assert not subject.process.is_alive()
 
 
+def killed() -> Callable[[], Sample]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
 @pytest.mark.parametrize(
-    ("build", "said"), [(broken, "ValueError: no compiler"), (leaving, "exit code 3")]
+    ("build", "said"),
+    [
+        (broken, "ValueError: no compiler"),
+        (leaving, "exit code 3$"),
+        (killed, "exit code -9; was memory short?"),
+    ],
 )
 def test_a_subject_that_cannot_be_built_says_why(build, said):
     with pytest.raises(Failed, match=said):
