@@ -153,10 +153,11 @@ def models(asked: dict[str, Any], quick: bool) -> dict[str, Any]:
     for model, batch in batches.items():
         named = {mixer: [f"model={model}", f"mixer={mixer}"] for mixer in options("mixer")}
         rounds = 2 if quick else 5
-        result[model] = against(asked, model, "self_attention", named, rounds, batch)
+        result[model] = against(asked, model, "self_attention", named, rounds, batch=batch, steps=1)
     if not quick:
         named = {model: [f"model={model}"] for model in options("model")}
-        result["sizes"] = against(asked, "self_attention", "cct_2_3x2", named, 3, SMALL_BATCH)
+        how = {"batch": SMALL_BATCH, "steps": 4}  # one step of the small model is too short to time
+        result["sizes"] = against(asked, "self_attention", "cct_2_3x2", named, 3, **how)
     print("ratio: of images/s to the first row's, measured in turn with it")
     return {"samples": result}
 
@@ -167,13 +168,15 @@ def against(
     first: str,
     named: dict[str, list[str]],
     rounds: int,
+    *,
     batch: int,
+    steps: int,
 ) -> dict[str, list[Sample]]:
     """Show a row for each of the named overrides, each in turn with the first one."""
     title = f"{title}, batch {batch}"
     rows: Rows = [(title, "parameters", "M madds", "images/s (range)", "ratio", "MiB")]
     result = {}
-    how = {"form": "fast", "asked": asked, "steps": subjects.BATCH // batch, "batch": batch}
+    how = {"form": "fast", "asked": asked, "batch": batch, "steps": steps}
     for name in sorted(named, key=lambda name: (name != first, name)):
         pair = {one: (subjects.training, how | {"overrides": named[one]}) for one in (first, name)}
         samples = measured(pair, rounds)
