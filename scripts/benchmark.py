@@ -3,7 +3,7 @@
 python scripts/benchmark.py [--quick] [--only train_step,augment] [--images path/to/images]
 
 Prints tables, and writes every sample to a JSON file. Exit code 1 if something cannot be measured,
-2 for a mistake in the command, 130 after Ctrl-C; what was measured by then is in the file.
+2 for a mistake in the command, 130 after Ctrl-C; the sections finished by then are in the file.
 """
 
 import argparse
@@ -207,7 +207,7 @@ def start(asked: dict[str, Any], quick: bool) -> dict[str, Any]:
     for name, command in commands.items():
         fixed = [f"device={asked['device']}", f"threads={asked['threads']}", *command]
         seconds = []
-        for number in range(2 if quick else 6):  # the first one warms the file cache
+        for number in range(2 if quick else 6):  # the first one fills the caches
             progress(f"start {number}: {name}")
             with tempfile.TemporaryDirectory() as folder:
                 seconds.append(first_step(fixed, folder))
@@ -308,13 +308,13 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     try:
         asked = subjects.resolved(options)
-    except ValueError as mistake:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as mistake:
         print(f"benchmark.py: {mistake}", file=sys.stderr)
         return 2
     report: dict[str, Any] = {"machine": machine_facts(asked), "quick": options.quick}
     for name, fact in report["machine"].items():
         print(f"{name:<10} {fact}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     for name in options.only:
         section = SECTIONS[name]
         print(f"\n{name}: {section.__doc__}\n")

@@ -66,10 +66,9 @@ class Bench:
 
     def step(self, images: Any, labels: Any) -> None:
         """Take a training step on images that are normalised."""
-        loss = self.loss(images, labels)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        from cct.loop import descend
+
+        descend(self.model, self.optimizer, self.loss(images, labels))
 
     def clock(self) -> float:
         """Return the time when the device has done its work; the threads must still be as set."""
@@ -86,7 +85,7 @@ def source(asked: dict[str, Any], train: int = 10 * BATCH, test: int = 100) -> l
     """Return the overrides that choose the images: a folder's, or random ones of CIFAR's size."""
     sizes = [f"data.train_size={train}", f"data.test_size={test}"]
     if asked["images"]:
-        return ["data=folder", f"data.root='{asked['images']}'", *sizes]
+        return ["data=folder", f"data.root='{asked['images']}'", "data.image_size=32", *sizes]
     return ["data=synthetic", "data.image_size=32", "data.classes=10", *sizes]
 
 
@@ -153,7 +152,7 @@ def augmentation(form: str, asked: dict, count: int) -> Callable[[], Sample]:
     import torch
 
     asked = asked | {"threads": 1}
-    bench = Bench("fast", asked, [*source(asked, train=count), "augment=autoaugment"])
+    bench = Bench(form, asked, [*source(asked, train=count), "augment=autoaugment"])
     images = bench.data.train.images
     if form == "plain":
         work = one_by_one(images, per_image(bench.data))

@@ -30,6 +30,7 @@ def _untuned(monkeypatch):
         ("--threads=4096", "threads=4096: this process may use"),
         ("--images=/nowhere", "--images /nowhere: no such directory"),
         ("--out=pyproject.toml", "pyproject.toml exists"),
+        ("--out=pyproject.toml/new.json", "File exists"),
         ("--precision=fp16", "invalid choice"),
     ],
 )

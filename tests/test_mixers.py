@@ -535,6 +535,33 @@ def test_a_mixture_of_fewer_than_two_or_of_what_has_no_scores_is_refused():
 # Against PyTorch's own attention
 
 
+def test_a_subclass_with_other_scores_or_another_map_is_what_is_evaluated():
+    mixer = loud("self_attention").eval()
+    x = tokens_like(mixer)
+
+    class Sharper(type(mixer.scores)):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    class Reversed(type(mixer)):
+        def map(self, x: Tensor) -> Tensor:
+            return super().map(x).flip(-1)
+
+    def mixed() -> Tensor:
+        values = mixer.value(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return mixer.project((mixer.map(x) @ values).transpose(1, 2).flatten(2))
+
+    usual = mixer(x)
+    assert close(usual, mixed())
+    mixer.scores.__class__ = Sharper
+    assert close(mixer(x), mixed())
+    assert not close(mixer(x), usual)
+    mixer.scores.__class__ = Sharper.__base__
+    mixer.__class__ = Reversed
+    assert close(mixer(x), mixed())
+    assert not close(mixer(x), usual)
+
+
 @pytest.mark.parametrize("name", ["self_attention", "mixture"])
 def test_outputs_and_all_gradients_are_those_of_fused_attention(name):  # [12]
     mixer = loud(name)

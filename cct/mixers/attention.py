@@ -59,7 +59,9 @@ class Attention(nn.Module):
         """Mix the values (B, M, H, P) by the map of the tokens: (B, N, H, P)."""
         rate = self.dropout.rate if self.training else 0.0
         # On a CPU there is no fused attention with dropout, and what stands in for it is slow.
-        if isinstance(self.scores, DotProduct) and (rate == 0 or x.is_cuda):
+        # The fused one knows this formula only, not what a subclass makes of it.
+        fusible = type(self).map is Attention.map and (rate == 0 or x.is_cuda)
+        if fusible and type(self.scores) is DotProduct:
             self._require_tokens(x)
             query, key, value = (part.transpose(1, 2) for part in (*self.scores.project(x), values))
             mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=rate)
