@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from signal import SIGKILL
@@ -49,13 +50,14 @@ class Subject:
         self._answer()
 
     def sample(self) -> Sample:
-        self.pipe.send(True)
+        with suppress(BrokenPipeError):  # of a process that has ended, as the answer will say
+            self.pipe.send(True)
         return self._answer()
 
     def _answer(self) -> Sample:
         try:
             answer = self.pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             self.process.join()
             code = self.process.exitcode
             killed = "; was memory short?" if code == -SIGKILL else ""

@@ -16,7 +16,7 @@ def prepare() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch asks Linux for pages of 2 MiB
     mallopt = getattr(ctypes.CDLL(None) if os.name == "posix" else None, "mallopt", None)
-    # The C library's; by default the largest tensors go back at every step. Older ones take 32 MiB at
-    # most, and a trim threshold alone would make it worse.
+    # The C library's; by default the largest tensors go back at every step. Older ones take 32 MiB
+    # at most, and a trim threshold alone would make it worse.
     if mallopt and (mallopt(MMAP_THRESHOLD, 2**30) or mallopt(MMAP_THRESHOLD, 2**25)):
         mallopt(TRIM_THRESHOLD, 2**31 - 1)

@@ -285,7 +285,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto", choices=["auto", "fp32", "bf16"])
-    parser.add_argument("--threads", default="auto", help="a number, or all usable cores")
+    parser.add_argument("--threads", default="auto", help="a number, or auto")
     parser.add_argument("--images", help="a folder {train,test}/<class>; else random images")
     parser.add_argument("--quick", action="store_true", help="small and few samples: a try")
     parser.add_argument("--only", default=",".join(SECTIONS), help="some of %(default)s")
@@ -323,12 +323,13 @@ def main(arguments: list[str]) -> int:
         except Failed as failure:
             print(f"benchmark.py: {name}: {failure}", file=sys.stderr)
             return 1
-        except KeyboardInterrupt:
-            return 130
         options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"every sample: {options.out}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

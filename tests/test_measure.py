@@ -51,6 +51,15 @@ def test_a_subject_that_cannot_be_built_says_why(build, said):
         Subject(build)
 
 
+def test_a_subject_killed_while_others_have_their_turn_is_named():
+    with Subject(counting, start=0) as subject:
+        assert subject.process.pid
+        os.kill(subject.process.pid, signal.SIGKILL)
+        subject.process.join()
+        with pytest.raises(Failed, match="exit code -9; was memory"):
+            subject.sample()
+
+
 def test_subjects_take_turns():
     asked = []
 
