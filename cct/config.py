@@ -7,6 +7,7 @@ level is ``Settings``. Every mistake is a ValueError of one line that names the 
 import hashlib
 import importlib
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -260,7 +261,12 @@ def _run_name(*, _root_: DictConfig) -> str:
     return run_of(_root_, _root_.hydra).name
 
 
+def _user_cache() -> str:
+    return os.environ.get("XDG_CACHE_HOME") or "~/.cache"  # empty means not set, says its standard
+
+
 OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
+OmegaConf.register_new_resolver("user_cache", _user_cache, replace=True)
 
 
 def write(out: Path, cfg: DictConfig, hydra: Any) -> None:

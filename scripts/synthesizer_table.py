@@ -13,9 +13,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where train.py lies
 
 from cct import synthesizer
+from cct.build import build_model
 from cct.config import compose, options
 from cct.model import cost
-from train import build_model
 
 LAYER_HEADER = ("layer", "n_params", "flops", "trainable", "frozen", "multiply-adds")
 CCT_HEADER = ("mixer", "trainable", "frozen", "multiply-adds")

@@ -1,6 +1,8 @@
 """The benchmark measures what it says, and refuses what it cannot measure."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,11 +10,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from cct import tuning
+from cct.benchmark import subjects
+from cct.benchmark.bench import Asked, Bench
+from cct.benchmark.start import first_step
+from cct.benchmark.turns import Failed
 from scripts import benchmark
-from scripts import benchmark_subjects as subjects
-from tests.conftest import TINY
+from tests.conftest import ROOT, TINY
 
-ASKED = {"device": "cpu", "precision": "fp32", "threads": 1, "images": None}
+ASKED = Asked(device="cpu", precision="fp32", threads=1, images=None)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +33,8 @@ def _untuned(monkeypatch):
         ("--threads=0", "threads=0: auto or a whole number"),
         ("--threads=four", "threads=four: auto or a whole number"),
         ("--threads=4096", "threads=4096: this process may use"),
-        ("--images=/nowhere", "--images /nowhere: no such directory"),
+        ("--images=/nowhere", "--images /nowhere: 10,000 training and 2,000 test images are"),
+        ("--images=/nowhere", "no such directory"),
         ("--out=pyproject.toml", "pyproject.toml exists"),
         ("--out=pyproject.toml/new.json", "File exists"),
         ("--precision=fp16", "invalid choice"),
@@ -45,8 +51,15 @@ def test_a_mistake_is_refused_before_anything_is_measured(wrong, said, capsys):
     assert written.out == ""
 
 
+def test_torch_is_not_imported_before_a_measuring_process_is_tuned():
+    # Such a process imports the script, as every started by multiprocessing's "spawn" does.
+    found = "import sys, scripts.benchmark, cct.benchmark.subjects; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", found], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+
+
 def test_both_forms_train_the_same_model_and_only_one_is_plain():
-    plain, fast = (subjects.Bench(form, ASKED, []) for form in ("plain", "fast"))
+    plain, fast = (Bench(form, ASKED, []) for form in ("plain", "fast"))
     images, labels = fast.data.train.images[:8], fast.data.train.labels[:8]
     losses = []
     for bench in (plain, fast):
@@ -60,7 +73,7 @@ def test_both_forms_train_the_same_model_and_only_one_is_plain():
 
 
 def test_another_number_of_threads_than_was_set_is_not_reported():
-    bench = subjects.Bench("fast", ASKED, [])
+    bench = Bench("fast", ASKED, [])
     bench.clock()
     bench.threads = 2
     with pytest.raises(RuntimeError, match="1 threads, 2 were set"):
@@ -69,9 +82,9 @@ def test_another_number_of_threads_than_was_set_is_not_reported():
 
 def test_steps_move_the_weights_and_are_counted(monkeypatch):
     taken = []
-    step = subjects.Bench.step
+    step = Bench.step
     monkeypatch.setattr(
-        subjects.Bench,
+        Bench,
         "step",
         lambda bench, *batch: taken.append(len(batch[0])) or step(bench, *batch),
     )
@@ -96,9 +109,9 @@ def test_augmentation_and_epochs_have_speeds(form):
 
 
 def test_the_time_to_the_first_step_is_measured(tmp_path):
-    assert 0.5 < benchmark.first_step([*TINY, "threads=1"], str(tmp_path)) < 120
-    with pytest.raises(benchmark.Failed, match=r"no first step.*model\.dim"):
-        benchmark.first_step([*TINY, "model.dim=-1"], str(tmp_path))
+    assert 0.5 < first_step([*TINY, "threads=1"], str(tmp_path)) < 120
+    with pytest.raises(Failed, match=r"no first step.*model\.dim"):
+        first_step([*TINY, "model.dim=-1"], str(tmp_path))
 
 
 def test_tables_and_samples_come_out_and_a_file_is_not_overwritten(tmp_path, capsys, monkeypatch):

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from cct import config
+from cct.build import build_source
 from cct.data import Data
 from cct.sources import Folder
 from tests.test_sources import picture, write_folder
-from train import build_source
 
 COUNTS = {"train/cat": 3, "train/dog": 4, "test/cat": 2, "test/dog": 1}
 
@@ -341,6 +341,8 @@ def test_pixels_are_kept_in_the_cache_of_the_user_or_where_it_is_told(
     monkeypatch.delenv("XDG_CACHE_HOME")
     build_source(config.compose(settings).cfg).load()
     assert len(kept(tmp_path / "home/.cache/cct")) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert config.compose(settings).cfg.data.cache == "~/.cache/cct"
     assert len([*tmp_path.rglob("*.pt")]) == 4
 
 

@@ -235,7 +235,7 @@ def test_a_mixture_keeps_only_the_parts_it_mixes():
 
 
 def test_no_hyperparameter_lives_only_in_code():
-    """Every keyword-only argument of everything a yaml names is in that yaml, without default."""
+    """Every keyword-only argument of everything a yaml names is in that yaml."""
     for group in ("mixer", "pool", "model", "augment", "mix", "optimizer", "schedule", "data"):
         for option in options(group):
             cfg = config.compose([f"{group}={option}"])[0]  # refuses what is missing

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from cct import config, plain
+from cct.build import build_model
 from cct.config import options
 from cct.data import Data
 from cct.model import CCT
 from cct.sources import Synthetic
 from tests.conftest import TINY
-from train import build_model
 
 
 @pytest.fixture(scope="module")

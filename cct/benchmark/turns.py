@@ -6,14 +6,11 @@ out of another's way.
 """
 
 import multiprocessing
-import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from signal import SIGKILL
 from typing import Any, NamedTuple
 
@@ -110,35 +107,6 @@ def ratio(samples: list[Sample], reference: list[Sample], key: str) -> float:
     return statistics.median(
         one[key] / other[key] for one, other in zip(samples, reference, strict=True)
     )
-
-
-def busy_processes(seconds: float = 1.0) -> list[tuple[float, str]]:
-    """Return the other processes that keep a tenth of a core or more busy, and how many cores.
-
-    Nothing where the system does not tell.
-    """
-    before, began = _processor_seconds(), time.monotonic()
-    time.sleep(seconds)
-    after, elapsed = _processor_seconds(), time.monotonic() - began
-    found = [
-        ((used - before[key][0]) / elapsed, name)
-        for key, (used, name) in after.items()
-        if key in before and key != os.getpid()
-    ]
-    return sorted((one for one in found if one[0] >= 0.1), reverse=True)
-
-
-def _processor_seconds() -> dict[int, tuple[float, str]]:
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            head, _, tail = path.read_text().rpartition(")")
-        except OSError:  # it has ended meanwhile
-            continue
-        user, system = tail.split()[11:13]
-        used = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-        found[int(path.parent.name)] = used, head.partition("(")[2]
-    return found
 
 
 def progress(line: str) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cct.measure import Failed, Sample, Spread, Subject, busy_processes, in_turn, ratio, spread
+from cct.benchmark.facts import busy_processes
+from cct.benchmark.turns import Failed, Sample, Spread, Subject, in_turn, ratio, spread
 
 
 def counting(start: int) -> Callable[[], Sample]:

@@ -1,96 +1,17 @@
-"""What ``scripts/benchmark.py`` measures: builders of samplers, each called in its own process.
+"""What the benchmark measures: each function returns a sampler, in a process of its own."""
 
-``asked`` holds device, precision, threads and images of the whole benchmark. torch is imported only
-here and late, because the fast forms tune the process before.
-"""
-
-import os
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from cct import tuning
-from cct.measure import Sample
-
-BATCH = 128  # images of a training step, as in the recipe
-
-
-class Bench:
-    """A model with its data in one process: the fast form as trained, the plain or compiled one."""
-
-    def __init__(self, form: str, asked: dict[str, Any], overrides: list[str]) -> None:
-        if form != "plain":
-            tuning.prepare()
-        import torch
-
-        from cct import config, machine, plain
-        from cct.loop import Plan
-        from cct.optim import parameter_groups
-        from train import build, build_source
-
-        self.threads = asked["threads"]
-        torch.set_num_threads(self.threads)
-        self.device = torch.device(asked["device"])
-        self.cfg = config.compose([*source(asked), *overrides]).cfg
-        self.built = build(self.cfg, build_source(self.cfg), self.device)
-        self.data = self.built.source.load().to(self.device)
-        self.model, self.optimizer = self.built.model.train(), self.built.optimizer
-        self.normalize: Callable = self.data.normalize
-        if form == "plain":
-            self.model = plain.plain(self.model)
-            groups = parameter_groups(self.model, self.cfg.optimizer.weight_decay)
-            self.optimizer = torch.optim.AdamW(groups, lr=1e-4, foreach=False, fused=False)
-            self.normalize = lambda images: plain.normalize(self.data, images)
-        if form == "compiled":
-            machine.require_compiler(self.device)
-            self.model.compile(dynamic=False)
-        machine.allow_tf32(asked["precision"] == "bf16")
-        self.plan = Plan(
-            epochs=1,
-            batch_size=BATCH,
-            eval_batch_size=self.cfg.eval_batch_size,
-            label_smoothing=self.cfg.label_smoothing,
-            seed=0,
-            precision=asked["precision"],
-        )
-
-    def loss(self, images: Any, labels: Any) -> Any:
-        from torch.nn.functional import cross_entropy
-
-        with self.plan.autocast(self.device):
-            logits = self.model(images).float()
-        return cross_entropy(logits, labels, label_smoothing=self.plan.label_smoothing)
-
-    def step(self, images: Any, labels: Any) -> None:
-        """Take a training step on images that are normalised."""
-        from cct.loop import descend
-
-        descend(self.model, self.optimizer, self.loss(images, labels))
-
-    def clock(self) -> float:
-        """Return the time when the device has done its work; the threads must still be as set."""
-        import torch
-
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        if torch.get_num_threads() != self.threads:
-            raise RuntimeError(f"{torch.get_num_threads()} threads, {self.threads} were set")
-        return time.perf_counter()
-
-
-def source(asked: dict[str, Any], train: int = 10 * BATCH, test: int = 100) -> list[str]:
-    """Return the overrides that choose the images: a folder's, or random ones of CIFAR's size."""
-    sizes = [f"data.train_size={train}", f"data.test_size={test}"]
-    if asked["images"]:
-        return ["data=folder", f"data.root='{asked['images']}'", "data.image_size=32", *sizes]
-    return ["data=synthetic", "data.image_size=32", "data.classes=10", *sizes]
+from cct.benchmark.bench import BATCH, Asked, Bench, source
+from cct.benchmark.turns import Sample
 
 
 def training(
-    form: str, asked: dict, overrides: list[str], steps: int, batch: int = BATCH
+    form: str, asked: Asked, overrides: list[str], steps: int, batch: int = BATCH
 ) -> Callable[[], Sample]:
     """Return a sampler of training steps; the form ``plain`` also counts their operations."""
     bench = Bench(form, asked, overrides)
@@ -125,13 +46,13 @@ def memory(device: Any) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
-def products(asked: dict, size: int) -> Callable[[], Sample]:
+def products(asked: Asked, size: int) -> Callable[[], Sample]:
     """Return a sampler of the machine's speed in products of large matrices."""
     import torch
 
-    torch.set_num_threads(asked["threads"])
-    kind = torch.bfloat16 if asked["precision"] == "bf16" else torch.float32
-    device = torch.device(asked["device"])
+    torch.set_num_threads(asked.threads)
+    kind = torch.bfloat16 if asked.precision == "bf16" else torch.float32
+    device = torch.device(asked.device)
     matrix = torch.randn(size, size, device=device, dtype=kind)
     product = torch.empty_like(matrix)
 
@@ -147,11 +68,11 @@ def products(asked: dict, size: int) -> Callable[[], Sample]:
     return sample
 
 
-def augmentation(form: str, asked: dict, count: int) -> Callable[[], Sample]:
+def augmentation(form: str, asked: Asked, count: int) -> Callable[[], Sample]:
     """Return a sampler of one thread that augments and normalises images."""
     import torch
 
-    asked = asked | {"threads": 1}
+    asked = asked._replace(threads=1)
     bench = Bench(form, asked, [*source(asked, train=count), "augment=autoaugment"])
     images = bench.data.train.images
     if form == "plain":
@@ -195,7 +116,7 @@ def per_image(data: Any, training: bool = True) -> Callable:
     return T.Compose([*random, T.ToTensor(), T.Normalize(data.mean.tolist(), data.std.tolist())])
 
 
-def fast_epoch(asked: dict, train: int, test: int) -> Callable[[], Sample]:
+def fast_epoch(asked: Asked, train: int, test: int) -> Callable[[], Sample]:
     """Return a sampler of the project's own epoch, images in memory."""
     from tqdm import tqdm
 
@@ -231,7 +152,7 @@ class Pictures:
         return self.transform(Image.fromarray(self.arrays[index])), self.labels[index]
 
 
-def loader_epoch(asked: dict, train: int, test: int, workers: int) -> Callable[[], Sample]:
+def loader_epoch(asked: Asked, train: int, test: int, workers: int) -> Callable[[], Sample]:
     """Return a sampler of the usual epoch: DataLoader, per-image transforms, the plain model."""
     import torch
     from torch.utils.data import DataLoader
@@ -271,32 +192,9 @@ def counted(overrides: list[str]) -> Any:
     """Return the cost of a model for one image of CIFAR's size."""
     import torch
 
+    from cct.build import build_model
     from cct.config import compose
     from cct.model import cost
-    from train import build_model
 
     built = build_model(compose(overrides).cfg, 10, (32, 32))
     return cost(built, torch.zeros(1, 3, 32, 32))
-
-
-def resolved(options: Any) -> dict[str, Any]:
-    """Return what is asked for as this machine has it; ValueError for what it has not."""
-    from cct import machine
-
-    device = machine.resolve_device(options.device)
-    threads = options.threads if options.threads == "auto" else _count(options.threads)
-    if options.images and not Path(options.images).is_dir():
-        raise ValueError(f"--images {options.images}: no such directory")
-    return {
-        "device": str(device),
-        "device_name": machine.device_name(device),
-        "precision": machine.resolve_precision(options.precision, device),
-        "threads": machine.resolve_threads(threads),
-        "images": os.path.abspath(options.images) if options.images else None,
-    }
-
-
-def _count(number: str) -> int:
-    if not number.isdecimal() or int(number) < 1:
-        raise ValueError(f"threads={number}: auto or a whole number of at least 1")
-    return int(number)

@@ -1,0 +1,1 @@
+"""Speeds measured in turn, for ``scripts/benchmark.py``."""
