@@ -8,43 +8,52 @@ import os
 import signal
 import sys
 import time
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of the imports below
+
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException
-from hydra.types import RunMode
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from cct import config, tuning
+from cct import config, signals, sweep, tuning
 from cct.build import Built, build, build_source, rehearse
+from cct.facts import differences, facts_of, limits_of
 from cct.schema import one_line
+from cct.sweep import Outcome
 
 if TYPE_CHECKING:  # slow to import, so only once the command line is known to be right
     from cct.data import Data
 
 
-def run(asked: config.Run, out: Path) -> float:
-    """Train what the configuration says in ``out``, or go on there; return the final top-1.
+def run(asked: config.Run, out: Path, shorter: Path | None = None) -> Outcome:
+    """Train what the configuration says in ``out``, or go on there.
+
+    A new run begins with the state of the run in ``shorter``, if one is given.
 
     ValueError for what cannot be trained, before ``out`` is touched; RunFailed for a run that
     stops before its end.
     """
     import torch
 
-    from cct import directory, machine
+    from cct import directory, machine, resume
 
     cfg, began = asked.cfg, time.monotonic()
     device = machine.resolve_device(cfg.device)
     torch.set_num_threads(machine.resolve_threads(cfg.threads))
     machine.allow_tf32(machine.resolve_precision(cfg.precision, device) == "bf16")
-    earlier = directory.summary_of(out, asked.name, cfg.seed)
+    machine.make_deterministic(machine.resolve_deterministic(cfg.deterministic, device))
+    rerun = asked.launch.rerun
+    earlier = None if rerun else directory.earlier(out, asked)
     # Other images may lie in another place, so only there their fingerprint must be taken first.
     same_place = earlier and earlier["left_out"].get("data.root") == cfg.data.get("root")
     if earlier and earlier["status"] == "finished" and same_place:
-        return say_finished(out, earlier)
+        return finished_before(asked, out, earlier, device)
     if cfg.compile:
         machine.require_compiler(device)
     try:
@@ -52,103 +61,95 @@ def run(asked: config.Run, out: Path) -> float:
         data = built.source.load()
     except (RuntimeError, MemoryError, OverflowError) as error:  # mostly too large for memory
         raise ValueError(f"this cannot be built here: {one_line(error)[:200]}") from error
+    if rerun and (aside := directory.put_aside(out)):
+        print(f"Put aside: {os.path.relpath(aside)}")
     with directory.owned(out):
-        earlier = directory.summary_of(out, asked.name, cfg.seed)  # trained meanwhile, perhaps
+        if shorter:
+            resume.start_longer(asked, shorter, out)
+        earlier = directory.earlier(out, asked)  # trained meanwhile, perhaps
         if earlier and earlier["fingerprint"] != data.fingerprint:
             raise ValueError(f"{out} was trained on other images; name another study=")
         if earlier and earlier["status"] == "finished":
-            return say_finished(out, earlier)
-        return train(asked, out, built, data.to(device), device, began)
+            return finished_before(asked, out, earlier, device)
+        with signals.deferred():
+            return train(asked, out, built, data.to(device), device, began, earlier or {})
 
 
-def say_finished(out: Path, summary: dict[str, Any]) -> float:
+def finished_before(asked: config.Run, out: Path, summary: dict[str, Any], device: Any) -> Outcome:
     best, final = summary["best_top1"], summary["final_top1"]
     batches = f", in batches of {summary['eval_batch_size']}" if summary["eval_batch_size"] else ""
     print(
         f"Finished before, best top-1: {best:.2f}, final top-1: {final:.2f}{batches}: "
         f"{os.path.relpath(out)}"
     )
-    return final
+    if other := differences(summary, limits_of(asked.cfg, device)):
+        print(f"          by a run of {other}")
+    return Outcome("finished before", final, summary["seconds"])
 
 
 def train(
-    asked: config.Run, out: Path, built: Built, data: "Data", device: Any, began: float
-) -> float:
-    """Record and train in a directory that this process owns; it began at this monotonic time."""
-    from cct import checkpoint, loop, machine, record
+    asked: config.Run,
+    out: Path,
+    built: Built,
+    data: "Data",
+    device: Any,
+    began: float,
+    earlier: dict[str, Any],
+) -> Outcome:
+    """Record and train in a directory that this process owns; it began at this monotonic time.
+
+    ``earlier`` is the summary of the last start there, if there was one.
+    """
+    from cct import loop, record
     from cct.header import header
     from cct.model import cost
     from cct.pictures import pictures
 
-    cfg, model = asked.cfg, built.model
+    cfg, model, optimizer = asked.cfg, built.model, built.optimizer
     counted = cost(model, data.normalize(data.test.images[:1]))
-    epoch = checkpoint.restore(out / "last.pt", model, built.optimizer, device)
+    facts: dict[str, Any] = facts_of(asked, built, data, device) | {"cost": asdict(counted)}
+    configuration: Any = OmegaConf.to_container(cfg)
+    saved = {key: facts[key] for key in ("name", "seed", "versions")} | {"config": configuration}
+    checkpoints = instantiate(cfg.checkpoint, _partial_=True, _convert_="all")(out, saved)
+    restored = checkpoints.restore(model, optimizer, device)
+    notes = [f"Not used: {damage}" for damage in restored.refused]
+    if restored.epochs and (other := differences(earlier, facts)):
+        notes.append(f"From here on the numbers may differ in their last bits: {other}")
+    if "continued_from" in earlier:
+        facts["continued_from"] = earlier["continued_from"]
     plan = loop.Plan(
         epochs=cfg.epochs,
         batch_size=cfg.batch_size,
         eval_batch_size=cfg.eval_batch_size,
         label_smoothing=cfg.label_smoothing,
-        seed=cfg.seed,
-        precision=machine.resolve_precision(cfg.precision, device),
+        seeds=config.seeds_of(cfg),
+        precision=facts["precision"],
     )
-    facts = facts_of(asked, built, data, plan.precision, device) | {"cost": asdict(counted)}
-    configuration: Any = OmegaConf.to_container(cfg)
     if cfg.compile:  # in place, so that the names of its parameters stay
         model.compile(dynamic=False)  # a run has few shapes: whole batches and the last ones
-    with record.Record(out, epoch, facts, began) as log:
-        if HydraConfig.initialized():
-            config.write(out, cfg, HydraConfig.get())
-        log.begin(header(configuration, data, model, counted, facts, out))
-        loop.fit(
-            model,
-            data,
-            built.augment,
-            built.mix,
-            built.optimizer,
-            built.schedule,
-            log,
-            plan,
-            configuration,
-        )
+    with record.Record(out, restored.epochs, facts, began) as log:
+        config.write(out, cfg, HydraConfig.get() if HydraConfig.initialized() else None)
+        if "continued_from" in facts and log.rows:
+            before, rate = log.rows[-1]["lr"], built.schedule(restored.epochs)
+            notes.append(
+                f"Continues {facts['continued_from']['directory']}; the learning rate was "
+                f"{before:.4g} in its last epoch and is {rate:.4g} in the next one"
+            )
+        log.begin(header(configuration, data, model, counted, facts, out), notes)
+        if cfg.epochs == 0:
+            loop.record_untrained(model, data, optimizer, log, checkpoints, plan)
+        else:
+            augment, mix, schedule = built.augment, built.mix, built.schedule
+            loop.fit(model, data, augment, mix, optimizer, schedule, log, checkpoints, plan)
         log.finish(configuration, pictures(model, data))
         if facts["eval_batch_size"]:
             log.say(f"Evaluated in batches of {cfg.eval_batch_size}, on which this pool depends")
-        return log.rows[-1]["test_top1"]
+        return Outcome("finished", log.rows[-1]["test_top1"], log.seconds)
 
 
-def facts_of(
-    asked: config.Run, built: Built, data: "Data", precision: str, device: Any
-) -> dict[str, Any]:
-    """Return what the summary says about a run from its start on, for programs and people."""
-    import torch
-
-    from cct import machine, record
-
-    cfg = asked.cfg
-    return {
-        "name": asked.name,
-        "choices": asked.choices,
-        "configuration_hash": config.digest(cfg),
-        "seed": cfg.seed,
-        "left_out": config.left_out(cfg),
-        "eval_batch_size": cfg.eval_batch_size if config.looks_across_batch(cfg) else None,
-        "data": data.name,
-        "fingerprint": data.fingerprint,
-        "schedule": vars(built.schedule),
-        "device": str(device),
-        "device_name": machine.device_name(device),
-        "threads": torch.get_num_threads(),
-        "precision": precision,
-        "versions": record.versions(),
-        "git_commit": record.git_commit(),
-    }
-
-
-def refuse(line: str, code: int, sweep: bool) -> NoReturn:
-    """Say in one line what went wrong; end the program, or only this job of a sweep."""
+def refuse(line: str, code: int) -> NoReturn:
+    """Say in one line what went wrong, and end the program."""
     print(f"train.py: {line}", file=sys.stderr)
-    if sweep:
-        raise CompactHydraException(line)
     sys.exit(code)
 
 
@@ -156,47 +157,74 @@ def full_error_wanted() -> bool:
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="train")
-def main(cfg: DictConfig) -> float:
+def answered(asked: config.Run, out: Path, shorter: Path | None = None) -> Outcome:
+    """Run, or refuse in one line; no exception is left with the frames that hold a run's data."""
     from cct.directory import remove_empty
     from cct.record import RunFailed
 
-    job = HydraConfig.get()
-    out = Path(job.runtime.output_dir)
     try:
-        return run(config.run_of(cfg, job), out)
+        return run(asked, out, shorter)
     except (ValueError, OSError, RunFailed) as error:
         if full_error_wanted():
             raise
         line, code = one_line(error), 1 if isinstance(error, RunFailed) else 2
-    # Out here the error is gone, and with it the frames that hold the failed run's data and model.
+    except signals.Interrupted:
+        remove_empty(out)
+        raise
     remove_empty(out)
-    refuse(line, code, sweep=job.mode == RunMode.MULTIRUN)
+    refuse(line, code)
+
+
+def go_on(folder: Path, arguments: list[str]) -> None:
+    """Do what ``resume=<folder>`` asks for, beside which no more than the future may change."""
+    from cct import resume
+
+    if config.is_sweep(arguments):
+        raise ValueError(f"resume={folder}: with -m give resume=true, or one command per directory")
+    asked, out = resume.resumed(folder, arguments)
+    answered(asked, out, shorter=None if out == folder else folder)
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+def main(cfg: DictConfig) -> float | None:
+    job = HydraConfig.get()
+    return answered(config.run_of(cfg, job), Path(job.runtime.output_dir)).top1
 
 
 def start(arguments: list[str]) -> None:
     """Refuse a wrong command line before Hydra makes a directory for it, then hand it to Hydra."""
     tuning.prepare()
+    signals.listen()
+    if sys.stdout is None:  # closed, as cron and daemons may start a program
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
+    from cct import resume
     from cct.directory import check_writable
 
     try:
         processes = os.environ.get("WORLD_SIZE", "1")
         if processes.isdecimal() and int(processes) > 1:
             raise ValueError(f"WORLD_SIZE={processes}: train.py is one process; start it as python")
-        runs = config.check_command_line(arguments)
-        for study in {asked.cfg.study for asked in runs}:
+        if folder := resume.asked_folder(arguments):
+            return go_on(folder, arguments)
+        jobs = config.jobs_of(arguments)
+        for study in {job.run.cfg.study for job in jobs}:
             check_writable(study)
-        if len(runs) > 1:
-            rehearse([asked.cfg for asked in runs])
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        main()
+        if len(jobs) > 1:
+            rehearse(config.distinct(jobs))
+        if jobs and jobs[0].run.launch.dry_run:
+            sweep.say_what_would_run(jobs)
+        elif config.is_sweep(arguments):
+            sys.exit(sweep.launch(jobs, arguments, run))
+        else:
+            main()
     except (ValueError, OSError) as mistake:
         if full_error_wanted():
             raise
-        refuse(one_line(mistake), 2, sweep=False)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        refuse(one_line(mistake), 2)
+    except signals.Interrupted as interrupted:
+        signals.stop_listening()
+        sys.exit(interrupted.code)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ if TYPE_CHECKING:  # slow to import, so only once the command line is known to b
 
 def build_source(cfg: DictConfig) -> Any:
     """Return where the images come from; nothing is decoded yet."""
+    for key in ("root", "cache"):
+        if cfg.data.get(key) == "":
+            raise ValueError(f"data.{key}=: the name of a folder is needed")
     paths = {
         key: to_absolute_path(os.path.expanduser(cfg.data[key]))
         for key in ("root", "cache")
@@ -42,13 +45,14 @@ def build(cfg: DictConfig, source: Any, device: Any) -> Built:
     """Build everything on a device, the weights from the seed; ValueError for what does not fit."""
     import torch
 
+    from cct.config import seeds_of
     from cct.randomness import seed_of
 
     schedule = instantiate(cfg.schedule, _convert_="all")(cfg.epochs, cfg.optimizer.lr)
     augment = instantiate(cfg.augment, _partial_=True, _convert_="all")()
     mix = instantiate(cfg.mix, _partial_=True, _convert_="all")()
     optimizer = instantiate(cfg.optimizer, _convert_="all")
-    torch.manual_seed(seed_of(cfg.seed, "init"))
+    torch.manual_seed(seed_of(seeds_of(cfg).init, "init"))
     model = build_model(cfg, len(source.classes), source.image_size).to(device)
     model = model.to(memory_format=torch.channels_last)  # as the images, for the convolutions
     return Built(source, model, augment, mix, schedule, optimizer(model))

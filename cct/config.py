@@ -30,6 +30,15 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 Node = Callable[..., Any]  # a mapping whose _target_ is called with the rest of it
 
 
+class StreamSeeds:
+    """The keys of ``seeds``."""
+
+    init: Whole | None
+    order: Whole | None
+    augment: Whole | None
+    dropout: Whole | None
+
+
 class Settings:
     """The keys at the top of ``conf/train.yaml``."""
 
@@ -41,16 +50,32 @@ class Settings:
     mix: Node
     optimizer: Node
     schedule: Node
-    epochs: Count
+    checkpoint: Node
+    epochs: Whole
     batch_size: Count
     eval_batch_size: Count
     seed: Whole
+    seeds: StreamSeeds
     label_smoothing: BelowOne
     device: str
     precision: Literal["auto", "fp32", "bf16"]
     threads: Count | Literal["auto"]
     compile: bool
+    deterministic: bool | Literal["auto"]
     study: str
+    resume: bool | str
+    rerun: bool
+    dry_run: bool
+    fail_fast: bool
+
+
+class Launch(NamedTuple):
+    """How a command treats the runs it names; no part of their configuration."""
+
+    resume: bool | str
+    rerun: bool
+    dry_run: bool
+    fail_fast: bool
 
 
 # What does not change a run's numbers, and so not its name. See ``identity`` for the exception.
@@ -59,6 +84,8 @@ UNNAMED = (
     "study",
     "device",
     "threads",
+    "deterministic",
+    "checkpoint",
     "data.root",
     "data.download",
     "data.cache",
@@ -70,6 +97,7 @@ NEUTRAL = {
     "augment.random_erasing": 0.0,
     "mix": {"_target_": "cct.augment.mix.NoMix"},
     "compile": False,
+    "seeds": dict.fromkeys(get_type_hints(StreamSeeds)),
 }
 
 
@@ -79,6 +107,12 @@ class Run(NamedTuple):
     cfg: DictConfig
     name: str
     choices: dict[str, str]
+    launch: Launch
+
+    @property
+    def out(self) -> Path:
+        """The directory that a run has unless it is given another one."""
+        return Path("outputs", self.cfg.study, self.name, f"seed{self.cfg.seed}")
 
 
 def options(group: str) -> list[str]:
@@ -112,27 +146,83 @@ def run_of(cfg: DictConfig, hydra: Any) -> Run:
             raise ValueError(f"{group}: exactly one choice is needed, there is no list of them")
     choices = {group: hydra.runtime.choices[group] for group in groups}
     checked = check(cfg)
+    launch = Launch(**{key: checked.pop(key) for key in Launch._fields})
     name = f"{choices['mixer']}-{choices['pool']}-{digest(checked)}"
-    return Run(checked, name, choices)
+    return Run(checked, name, choices, launch)
 
 
-def check_command_line(arguments: list[str]) -> list[Run]:
-    """Return each run that a command line asks for, one per set of seeds.
+class Job(NamedTuple):
+    """One run of a command, and what on the command line makes it differ from the others."""
 
-    Nothing for a command that only asks Hydra for help.
+    overrides: list[str]
+    run: Run
+
+
+def is_sweep(arguments: list[str]) -> bool:
+    asked = get_args_parser().parse_args(arguments)
+    return bool(asked.multirun) or "hydra.mode=MULTIRUN" in asked.overrides
+
+
+def jobs_of(arguments: list[str]) -> list[Job]:
+    """Return each run that a command line asks for, in the order Hydra runs them.
+
+    Nothing for a command that only asks Hydra for help. ValueError if one of them cannot be.
     """
     asked = get_args_parser().parse_args(arguments)
     if asked.help or asked.hydra_help or asked.info:
         return []
     if asked.config_path or asked.config_name not in (None, "train"):
         raise ValueError("--config-path, --config-name: the one configuration is conf/train.yaml")
-    jobs = [asked.overrides]
-    if asked.multirun or "hydra.mode=MULTIRUN" in asked.overrides:
-        jobs = expand(asked.overrides)
-    seedless = {
-        tuple(one for one in job if not re.fullmatch(r"seed=\d{1,9}", one)): job for job in jobs
-    }
-    return [compose(job, asked.config_dir) for job in seedless.values()]
+    for override in asked.overrides:
+        if re.match(r"\+*hydra\.(run\.dir|sweep\.(dir|subdir))=", override):
+            raise ValueError(
+                f"{override}: a run's directory has its name; study= chooses the folder"
+            )
+    if not is_sweep(arguments):
+        return [Job([], compose(asked.overrides, asked.config_dir))]
+    return _composed(expand(asked.overrides), asked.config_dir)
+
+
+def launcher_of(arguments: list[str]) -> dict[str, Any]:
+    """Return the settings of the Hydra launcher that a command line chooses."""
+    overrides = get_args_parser().parse_args(arguments).overrides
+    chosen = [one for one in overrides if re.match(r"\+*hydra[./]launcher", one)]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        whole = hydra_compose("train", chosen, return_hydra_config=True)
+    return dict(OmegaConf.to_container(whole.hydra.launcher) or {})  # pyright: ignore
+
+
+SEED = re.compile(r"seed=\d{1,9}")
+
+
+def distinct(jobs: list[Job]) -> list[DictConfig]:
+    """Return the configurations of jobs that differ by more than their seed."""
+    return [*{job.run.out.parent: job.run.cfg for job in jobs}.values()]
+
+
+def _composed(jobs: list[list[str]], extra: str | None) -> list[Job]:
+    """Compose once for all seeds, which takes a tenth of a second."""
+    common = set(jobs[0]).intersection(*jobs)
+    runs: dict[tuple[str, ...], Run] = {}
+    refused: dict[str, list[str]] = {}
+    found = []
+    for job in jobs:
+        own = [override for override in job if override not in common]
+        seedless = tuple(override for override in job if not SEED.fullmatch(override))
+        try:
+            run = runs[seedless] = runs.get(seedless) or compose(job, extra)
+        except ValueError as mistake:
+            refused.setdefault(str(mistake), []).append(" ".join(own))
+            continue
+        for seed in filter(SEED.fullmatch, job):
+            cfg = run.cfg.copy()
+            cfg.seed = int(seed.partition("=")[2])
+            run = run._replace(cfg=cfg)
+        found.append(Job(own, run))
+    for mistake, where in refused.items():
+        members = f" (of {len(jobs)} jobs in: {', '.join(where)})" if any(where) else ""
+        raise ValueError(f"{mistake}{members}")
+    return found
 
 
 def expand(overrides: list[str]) -> list[list[str]]:
@@ -239,6 +329,14 @@ def _without_places(node: Any) -> Any:
     return kept | {key: kept[key].rpartition(".")[2] for key in kept if key == "_target_"}
 
 
+def seeds_of(cfg: DictConfig) -> Any:
+    """Return the ``Seeds`` of a run: each its own where one is given, else the run's."""
+    from cct.randomness import Seeds  # imports torch
+
+    own = {name: seed for name, seed in cfg.seeds.items() if seed is not None}
+    return Seeds(**{**dict.fromkeys(cfg.seeds, cfg.seed), **own})
+
+
 def looks_across_batch(cfg: DictConfig) -> bool:
     """Whether an image's result depends on the images that are evaluated with it."""
     return cfg.pool.get("axis") == "batch"
@@ -248,7 +346,11 @@ def left_out(cfg: DictConfig) -> dict:
     """Return the settings that ``identity`` leaves out, with their values."""
     kept = identity(cfg)
     values = {key: OmegaConf.select(cfg, key) for key in UNNAMED if key not in kept}
-    return {key: value for key, value in values.items() if value is not None}
+    return {
+        key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def digest(cfg: DictConfig) -> str:
@@ -262,7 +364,8 @@ def _run_name(*, _root_: DictConfig) -> str:
 
 
 def _user_cache() -> str:
-    return os.environ.get("XDG_CACHE_HOME") or "~/.cache"  # empty means not set, says its standard
+    place = os.environ.get("XDG_CACHE_HOME", "")
+    return place if os.path.isabs(place) else "~/.cache"  # so its standard says
 
 
 OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
@@ -270,8 +373,13 @@ OmegaConf.register_new_resolver("user_cache", _user_cache, replace=True)
 
 
 def write(out: Path, cfg: DictConfig, hydra: Any) -> None:
-    """Write to ``.hydra`` what Hydra itself would write before the directory is this run's."""
+    """Write to ``.hydra`` what Hydra itself would write before the directory is this run's.
+
+    ``hydra`` is None for a run that is not Hydra's job.
+    """
     (out / ".hydra").mkdir(exist_ok=True)
     OmegaConf.save(cfg, out / ".hydra" / "config.yaml")
-    OmegaConf.save(hydra, out / ".hydra" / "hydra.yaml")
-    OmegaConf.save(hydra.overrides.task, out / ".hydra" / "overrides.yaml")
+    if hydra is not None:
+        kept = [one for one in hydra.overrides.task if one.partition("=")[0] not in Launch._fields]
+        OmegaConf.save(hydra, out / ".hydra" / "hydra.yaml")
+        OmegaConf.save(OmegaConf.create(kept), out / ".hydra" / "overrides.yaml")

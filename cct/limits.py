@@ -39,6 +39,7 @@ Pixels = Annotated[int, Range(1, 4096)]
 Margin = Annotated[int, Range(0, 256)]  # pixels
 Ratio = Annotated[float, Range(0, 64, open_low=True)]
 Width = Annotated[int, Range(1, 16384)]  # of a layer, whose matrices have the square of it
+Kept = Annotated[int, Range(1, 10)]  # files of a run, each several times as large as the model
 Later = Annotated[int, Range(2, MOST)]  # an epoch, counted from 1, that is not the first
 Whole = Annotated[int, Range(0, MOST)]
 Number = Annotated[float, Range(-math.inf)]

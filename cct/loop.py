@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from cct import checkpoint
 from cct.augment import Policy
 from cct.augment.mix import Mix, cross_entropy, unmixed
+from cct.checkpoint import Checkpoints
 from cct.data import Data, Split
 from cct.optim import set_learning_rate
-from cct.randomness import generator, numpy_generator, seed_of
-from cct.record import Record, versions
+from cct.randomness import Seeds, generator, numpy_generator, seed_of
+from cct.record import Record
+from cct.signals import stop_if_asked
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Plan:
     batch_size: int
     eval_batch_size: int
     label_smoothing: float
-    seed: int
+    seeds: Seeds
     precision: str
 
     def autocast(self, device: torch.device) -> torch.autocast:
@@ -53,6 +53,7 @@ def evaluate(model: nn.Module, data: Data, split: Split, plan: Plan) -> tuple[fl
             logits = model(data.normalize(images)).float()
         loss += F.cross_entropy(logits, labels, reduction="sum")
         correct += (logits.argmax(1) == labels).sum()
+        stop_if_asked()
     return loss.item() / len(split), int(correct.item())
 
 
@@ -103,13 +104,15 @@ def train_epoch(
     """
     model.train()
     split, device = data.train, data.train.labels.device
-    torch.manual_seed(seed_of(plan.seed, "dropout", epoch))
-    order = torch.randperm(len(split), generator=generator(plan.seed, "order", epoch)).to(device)
-    draws = augment.draw(len(split), generator(plan.seed, "augment", epoch))
+    torch.manual_seed(seed_of(plan.seeds.dropout, "dropout", epoch))
+    order = torch.randperm(len(split), generator=generator(plan.seeds.order, "order", epoch)).to(
+        device
+    )
+    draws = augment.draw(len(split), generator(plan.seeds.augment, "augment", epoch))
     sizes = torch.tensor([len(index) for index in order.split(plan.batch_size)], device=device)
     losses, norms = torch.zeros(len(sizes), device=device), torch.zeros(len(sizes), device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    recipes = mix.draw(epoch, len(sizes), numpy_generator(plan.seed, "mix", epoch))
+    recipes = mix.draw(epoch, len(sizes), numpy_generator(plan.seeds.augment, "mix", epoch))
     checked, due = 0, time.monotonic() + 1
     batches = augmented_batches(split, augment, order, draws, plan.batch_size)
     for step, ((images, labels), recipe) in enumerate(zip(batches, recipes, strict=True)):
@@ -121,6 +124,7 @@ def train_epoch(
         losses[step] = loss.detach()
         correct += (logits.argmax(1) == labels).sum()
         bar.update(len(labels))
+        stop_if_asked()
         if time.monotonic() > due:  # waits for the device, so not at every step
             require_finite(losses[checked : step + 1], epoch * len(sizes) + checked)
             checked, due = step + 1, time.monotonic() + 1
@@ -132,6 +136,37 @@ def train_epoch(
     }
 
 
+def tested(model: nn.Module, data: Data, plan: Plan, epoch: int) -> dict[str, Any]:
+    """Return the columns of a row that tell of the test images."""
+    loss, correct = evaluate(model, data, data.test, plan)
+    if not math.isfinite(loss):
+        raise FloatingPointError(f"the test loss is {loss} after epoch {epoch}")
+    count = len(data.test)
+    return {
+        "test_loss": loss,
+        "test_top1": 100 * correct / count,
+        "test_correct": correct,
+        "test_count": count,
+    }
+
+
+def record_untrained(
+    model: nn.Module,
+    data: Data,
+    optimizer: torch.optim.Optimizer,
+    record: Record,
+    checkpoints: Checkpoints,
+    plan: Plan,
+) -> None:
+    """Record the fresh weights as epoch 0, which is all that ``epochs=0`` asks for."""
+    began = time.monotonic()
+    row = {"epoch": 0, "lr": None, "train_loss": None, "train_top1": None}
+    row |= tested(model, data, plan, 0)
+    row |= {"seconds": time.monotonic() - began, "images_per_second": None}
+    record.add_epoch(row, math.nan)
+    checkpoints.save(model, optimizer, 0, best=True, final=True)
+
+
 def fit(
     model: nn.Module,
     data: Data,
@@ -140,13 +175,12 @@ def fit(
     optimizer: torch.optim.Optimizer,
     schedule: Callable[[int], float],
     record: Record,
+    checkpoints: Checkpoints,
     plan: Plan,
-    configuration: dict[str, Any],
 ) -> None:
     """Train from the epoch after the record's last to the plan's last, recording each.
 
-    After every epoch ``last.pt`` holds the state to go on from, and ``best.pt`` that of the best
-    epoch on the test set. Raises FloatingPointError when the loss is not finite.
+    Raises FloatingPointError when the loss is not finite.
     """
     start, count = len(record.rows), len(data.train)
     with tqdm(
@@ -165,40 +199,17 @@ def fit(
             set_learning_rate(optimizer, rate)
             trained = train_epoch(model, data, augment, mix, optimizer, plan, epoch, bar)
             training_seconds = time.monotonic() - began
-            test_loss, correct = evaluate(model, data, data.test, plan)
-            if not math.isfinite(test_loss):
-                raise FloatingPointError(f"the test loss is {test_loss} after epoch {epoch + 1}")
             row = {
                 "epoch": epoch + 1,
                 "lr": rate,
                 "train_loss": trained["loss"],
                 "train_top1": trained["top1"],
-                "test_loss": test_loss,
-                "test_top1": 100 * correct / len(data.test),
-                "test_correct": correct,
-                "test_count": len(data.test),
+                **tested(model, data, plan, epoch + 1),
                 "seconds": time.monotonic() - began,
                 "images_per_second": count / training_seconds,
             }
             record.add_epoch(row, trained["gradient_norm"])
-            save(record.out, model, optimizer, epoch + 1, configuration, record.best["epoch"])
-
-
-def save(
-    out: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    epoch: int,
-    configuration: dict[str, Any],
-    best_epoch: int,
-) -> None:
-    """Write ``last.pt``, and ``best.pt`` first where this epoch is the best."""
-    state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "epoch": epoch,
-        "config": configuration,
-        "versions": versions(),
-    }
-    for name in ("best.pt", "last.pt") if epoch == best_epoch else ("last.pt",):
-        checkpoint.save(out / name, **state)
+            best = record.best["epoch"] == epoch + 1
+            final = epoch + 1 == plan.epochs
+            if checkpoints.save(model, optimizer, epoch + 1, best=best, final=final):
+                record.resumable = epoch + 1

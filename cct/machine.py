@@ -40,6 +40,29 @@ def resolve_precision(name: str, device: torch.device) -> str:
     return name
 
 
+def resolve_deterministic(wanted: bool | str, device: torch.device) -> bool:
+    """Whether torch is to take only operations that repeat exactly; ``auto`` is so on a CPU."""
+    return device.type == "cpu" if wanted == "auto" else bool(wanted)
+
+
+def make_deterministic(wanted: bool) -> None:
+    """Let torch take only operations that give the same bits each time, or the fastest ones.
+
+    An operation that has no such form then raises RuntimeError. Attention on CUDA is written out,
+    as the gradients of its fused kernels differ from time to time.
+    """
+    torch.use_deterministic_algorithms(wanted)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore
+    torch.backends.cudnn.deterministic = wanted
+    if torch.cuda.is_available():
+        for allow in (
+            torch.backends.cuda.enable_flash_sdp,
+            torch.backends.cuda.enable_mem_efficient_sdp,
+            torch.backends.cuda.enable_cudnn_sdp,
+        ):
+            allow(not wanted)
+
+
 def allow_tf32(allowed: bool) -> None:
     """Let CUDA's float32 products round their factors to 10 bits, as bf16 runs may."""
     torch.set_float32_matmul_precision("high" if allowed else "highest")
@@ -76,7 +99,7 @@ def resolve_threads(threads: int | str) -> int:
     """
     usable = usable_cores()
     if threads == "auto":
-        wanted = os.environ.get("OMP_NUM_THREADS", "")
+        wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # outer, inner
         return min(usable, int(wanted)) if wanted.isdecimal() and int(wanted) else usable
     if int(threads) > usable:
         raise ValueError(f"threads={threads}: this process may use {usable}")

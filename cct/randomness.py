@@ -5,9 +5,20 @@ generator state, only the number of the epoch.
 """
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The seed of each stream of draws; that of mixing is ``augment``."""
+
+    init: int
+    order: int
+    augment: int
+    dropout: int
 
 
 def seed_of(seed: int, purpose: str, epoch: int = 0) -> int:

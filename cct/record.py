@@ -7,6 +7,7 @@
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from tqdm import tqdm
 
 from cct.checkpoint import replacing
 from cct.schema import one_line
+from cct.signals import Interrupted
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "timm", "numpy")
 
@@ -89,16 +91,16 @@ class Record:
         rows = read_rows(out)
         self.rows = rows[:epoch]
         if len(rows) < epoch:
-            raise ValueError(f"{out}: metrics.jsonl has {len(rows)} epochs, last.pt {epoch}")
-        if len(rows) > epoch + 1:  # one row is written before its checkpoint
             raise ValueError(
-                f"{out}: metrics.jsonl has {len(rows)} epochs, last.pt {epoch or 'is missing'}; "
-                "delete the directory to train again"
+                f"{out}: metrics.jsonl has {len(rows)} epochs, last.pt {epoch}; rerun=true puts "
+                "this run aside and trains it from its beginning"
             )
         self._write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows))
         earlier = any(out.glob("events.out.tfevents.*"))
         self.curves = SummaryWriter(str(out), purge_step=epoch + 1 if earlier else None)
         self.facts = facts
+        self.resumable = epoch  # the epoch whose state is saved
+        self.repeated = len(rows) - epoch
         self.began = began - sum(row["seconds"] for row in self.rows)
 
     def _write(self, name: str, text: str) -> None:
@@ -148,18 +150,25 @@ class Record:
             "gradient_norm": gradient_norm,
         }
         for name, value in curves.items():
-            if value is not None:
+            if value is not None and math.isfinite(value):
                 self.curves.add_scalar(name, value, row["epoch"])
         self.curves.flush()
         self.say(
             f"[Epoch {row['epoch']}] Top-1 {row['test_top1']:.2f} Time: {self.seconds / 60:.2f}"
         )
 
-    def begin(self, header: Iterable[str]) -> None:
-        """Print the header and note that the run has begun."""
+    def begin(self, header: Iterable[str], notes: Iterable[str]) -> None:
+        """Print the header, then from where the run goes on, and note that it has begun."""
         for line in header:
             self.say(line)
-        self.summarise(status="running", epochs=len(self.rows))
+        for note in notes:
+            self.say(note)
+        if self.rows:
+            self.say(f"Going on after epoch {len(self.rows)}")
+        if self.repeated:
+            self.say(f"Epochs trained again, as their state was not saved: {self.repeated}")
+        process = {"pid": os.getpid(), "host": socket.gethostname()}
+        self.summarise(status="running", epochs=len(self.rows), process=process)
 
     def finish(self, configuration: dict[str, Any], pictures: dict[str, Tensor]) -> None:
         """Write the result to the summary, and to TensorBoard beside the hyperparameters.
@@ -201,13 +210,22 @@ class Record:
         if error is None:
             return
         done = {"epochs": len(self.rows), "seconds": self.seconds}
-        if not isinstance(error, Exception):  # Ctrl-C and SIGTERM
-            self.say(f"Interrupted; the same command goes on after epoch {len(self.rows)}")
+        reason = one_line(error)
+        if isinstance(error, SystemExit):  # by a part of the run, such as a mixer
+            reason = f"sys.exit({reason})"
+        try:
+            self._close(error, reason, done)
+        except OSError as worse:  # a full disk, on which the traceback has no place either
+            raise RunFailed(f"{reason} (in {self.out}, where no more can be written)") from worse
+
+    def _close(self, error: BaseException, reason: str, done: dict[str, Any]) -> None:
+        if isinstance(error, Interrupted | KeyboardInterrupt):
+            where = f"goes on after epoch {self.resumable}" if self.resumable else "begins again"
+            self.say(f"Interrupted; the same command {where}")
             self.summarise(status="interrupted", **done)
             return
         with (self.out / "train.log").open("a") as log:
             traceback.print_exception(error, file=log)
-        reason = one_line(error)
         self.summarise(status="failed", reason=reason, **done)
         raise RunFailed(f"{reason} ({self.out / 'train.log'})") from error
 

@@ -90,6 +90,8 @@ def _check_value(value: Any, kind: Any, key: str) -> Any:
     elif origin is list and isinstance(value, list):
         return [_check_value(one, arguments[0], f"{key}[{i}]") for i, one in enumerate(value)]
     elif _fits(value, kind):
+        if isinstance(value, Mapping):
+            return check_mapping(value, get_type_hints(kind, include_extras=True), key)
         convert = {float: float, str: str}.get(_base(kind), lambda same: same)
         return convert(value)
     shown = "null" if value is None else value
@@ -115,6 +117,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return value is None
     if kind is str:
         return type(value) in (str, int)  # study=2026
+    if hasattr(kind, "__annotations__"):  # a class that declares keys
+        return isinstance(value, Mapping)
     return type(value) is kind  # bool is an int to isinstance
 
 

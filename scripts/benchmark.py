@@ -41,8 +41,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             parser.error(f"--only: no section {name}; there are {', '.join(SECTIONS)}")
     if options.out is None:
         options.out = Path("outputs/benchmark") / f"{datetime.now():%Y-%m-%d_%H%M%S}.json"
-    if options.out.exists():
-        parser.error(f"--out: {options.out} exists")
+    if options.images == "":
+        parser.error("--images: the name of a folder is needed")
     return options
 
 
@@ -80,8 +80,12 @@ def main(arguments: list[str]) -> int:
     try:
         asked = asked_of(options)
         options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.open("x").close()
     except (ValueError, OSError) as mistake:
-        print(f"benchmark.py: {mistake}", file=sys.stderr)
+        where = (
+            f"--out {options.out}: {mistake.strerror}" if isinstance(mistake, OSError) else mistake
+        )
+        print(f"benchmark.py: {where}", file=sys.stderr)
         return 2
     report: dict[str, Any] = {"machine": machine_facts(asked), "quick": options.quick}
     for name, fact in report["machine"].items():
@@ -104,3 +108,6 @@ if __name__ == "__main__":
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # nobody reads the tables
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -35,7 +35,10 @@ def _untuned(monkeypatch):
         ("--threads=4096", "threads=4096: this process may use"),
         ("--images=/nowhere", "--images /nowhere: 10,000 training and 2,000 test images are"),
         ("--images=/nowhere", "no such directory"),
-        ("--out=pyproject.toml", "pyproject.toml exists"),
+        ("--out=pyproject.toml", "--out pyproject.toml: File exists"),
+        ("--out=/proc/new.json", "--out /proc/new.json: No such file"),
+        (f"--out={'a' * 300}", "File name too long"),
+        ("--images=", "--images: the name of a folder is needed"),
         ("--out=pyproject.toml/new.json", "File exists"),
         ("--precision=fp16", "invalid choice"),
     ],
@@ -126,5 +129,5 @@ def test_tables_and_samples_come_out_and_a_file_is_not_overwritten(tmp_path, cap
     report = json.loads(out.read_text())
     assert report["machine"]["threads"] == 1
     assert len(report["augment"]["samples"]["fast"]) == 3
-    with pytest.raises(SystemExit, match="2"):
-        benchmark.main(arguments)
+    assert benchmark.main(arguments) == 2
+    assert json.loads(out.read_text()) == report

@@ -343,6 +343,10 @@ def test_pixels_are_kept_in_the_cache_of_the_user_or_where_it_is_told(
     assert len(kept(tmp_path / "home/.cache/cct")) == 1
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert config.compose(settings).cfg.data.cache == "~/.cache/cct"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/folder")  # to be ignored, says its standard
+    assert config.compose(settings).cfg.data.cache == "~/.cache/cct"
+    with pytest.raises(ValueError, match=r"data\.cache=: the name of a folder"):
+        build_source(config.compose([*settings, "data.cache="]).cfg)
     assert len([*tmp_path.rglob("*.pt")]) == 4
 
 

@@ -100,6 +100,7 @@ def test_hydra_writes_nothing_of_its_own_into_a_run(command, tmp_path):
     assert found == {
         ".hydra",
         "best.pt",
+        "last.1.pt",
         "last.pt",
         "metrics.jsonl",
         "run.lock",

@@ -25,13 +25,13 @@ DIGITS = "data=digits"
         ("pool=max", "pool=max: no such choice; there are "),
         ("model=cct_9", "model=cct_9: no such choice; there are "),
         ("mixer=[dense,random]", "mixer: exactly one choice is needed"),
-        ("epochs=ten", "epochs=ten: must be a whole number at least 1 and at most"),
+        ("epochs=ten", "epochs=ten: must be a whole number at least 0 and at most"),
         ("epochs=2.5", "epochs=2.5: must be a whole number"),
         ("epochs=true", "epochs=True: must be a whole number"),
-        ("epochs=0", "epochs=0: must be a whole number at least 1"),
-        ("epochs=-1", "epochs=-1: must be a whole number at least 1"),
+        ("augment=randaugment augment.operations=300", "augment.operations=300: must be a whole"),
+        ("epochs=-1", "epochs=-1: must be a whole number at least 0"),
         ("epochs=1e12", "epochs=1000000000000.0: must be a whole number"),
-        ("epochs=2000000000", "epochs=2000000000: must be a whole number at least 1 and at most"),
+        ("epochs=2000000000", "epochs=2000000000: must be a whole number at least 0 and at most"),
         ("epochs=null", "epochs=null: must be a whole number"),
         ("epochs=[1]", "epochs=[1]: must be a whole number"),
         ("epochs.x=1", "epochs={'x': 1}: must be a whole number"),
@@ -128,18 +128,24 @@ def test_a_mistake_is_one_line_that_names_the_key(overrides: str, line: str):
 
 
 def test_a_sweep_expands_to_its_jobs():
-    runs = config.check_command_line(
+    runs = config.jobs_of(
         ["-m", DIGITS, "mixer=dense,random", "pool=baseline,softmax", "seed=range(0,3)"]
     )
-    assert len(runs) == 4  # one per set of seeds
-    assert len(config.check_command_line(["-m", DIGITS, "mixer=glob(*random)"])) == 3
+    assert [job.overrides for job in runs[2:4]] == [
+        ["mixer=dense", "pool=baseline", "seed=2"],
+        ["mixer=dense", "pool=softmax", "seed=0"],
+    ]
+    assert len({job.run.out for job in runs}) == 12
+    assert [job.run.cfg.seed for job in runs] == [0, 1, 2] * 4
+    assert len(config.distinct(runs)) == 4  # one per set of seeds
+    assert len(config.jobs_of(["-m", DIGITS, "mixer=glob(*random)"])) == 3
     for empty in ("seed=range(0,0)", "seed=99999999999,0"):
         with pytest.raises(ValueError, match=r"nothing to run|seed=9+: must be"):
-            config.check_command_line(["-m", DIGITS, empty])
+            config.jobs_of(["-m", DIGITS, empty])
     with pytest.raises(ValueError, match="mixer=densse"):
-        config.check_command_line(["-m", DIGITS, "mixer=dense,densse"])
+        config.jobs_of(["-m", DIGITS, "mixer=dense,densse"])
     with pytest.raises(ValueError, match=r"seed=-1"):
-        config.check_command_line(["-m", DIGITS, "seed=0,-1"])
+        config.jobs_of(["-m", DIGITS, "seed=0,-1"])
 
 
 def test_names_are_those_of_the_first_release():

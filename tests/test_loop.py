@@ -15,7 +15,7 @@ from cct.augment.policies import NoAugmentation, TrivialAugment
 from cct.config import options
 from cct.data import Data
 from cct.loop import Plan, augmented_batches, evaluate, require_finite, train_epoch
-from cct.randomness import generator
+from cct.randomness import Seeds, generator
 from cct.sources import Synthetic
 
 
@@ -25,7 +25,7 @@ def plan(**changes) -> Plan:
         "batch_size": 4,
         "eval_batch_size": 7,
         "label_smoothing": 0.1,
-        "seed": 0,
+        "seeds": Seeds(0, 0, 0, 0),
         "precision": "fp32",
     }
     return Plan(**{**settings, **changes})

@@ -315,7 +315,7 @@ def test_a_missing_set_without_download_is_refused_at_construction(either: Offic
         either.construct(tmp_path)
     line = str(caught.value)
     source = either.source
-    for part in (tmp_path, source.folder, source.archive, source.url, *source.files):
+    for part in (tmp_path, source.folder, source.archive, source.url):
         assert str(part) in line
     for part in ("missing", "data.download=true", "data=digits", "data=synthetic"):
         assert part in line
@@ -395,7 +395,7 @@ def test_a_bad_download_leaves_things_as_they_were(
     server.announced = len(official.archive) if cut_short else None
     monkeypatch.setattr(datasets.CIFAR10, "url", server.address)
     line = refusal(official.construct(tmp_path, download=True))
-    assert "the download from" in line
+    assert "the download failed (" in line
     assert archive.read_bytes() == b"damaged"
     assert contents(tmp_path) == {CIFAR10.archive}
     gc.collect()  # the broken connection's socket is torchvision's to close

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +50,10 @@ def test_a_checkpoint_loads_without_trust_and_gives_the_recorded_result(trained)
     done = trained()
     for name in ("last.pt", "best.pt"):
         state = torch.load(done.out / name)  # weights_only is the default
-        assert set(state) == {"model", "optimizer", "epoch", "config", "versions"}
+        assert set(state) == {
+            *("model", "optimizer", "epoch"),
+            *("config", "name", "seed", "versions"),
+        }
     assert torch.load(done.out / "last.pt")["epoch"] == 2
     assert torch.load(done.out / "best.pt")["epoch"] == done.summary["best_epoch"]
     assert torch.load(done.out / "last.pt")["config"]["model"]["dim"] == 16
@@ -152,6 +156,13 @@ KNOBS = {
     "batch_size": "8",
     "eval_batch_size": "3",
     "seed": "1",
+    "seeds.init": "1",
+    "seeds.order": "1",
+    "seeds.augment": "1",
+    "seeds.dropout": "1",
+    "checkpoint.every": "2",
+    "checkpoint.keep": "1",
+    "deterministic": "false",
     "label_smoothing": "0.2",
     "device": "cpu",
     "precision": "bf16",
@@ -189,7 +200,8 @@ KNOBS = {
     "mixer.components": "[dense,random]",
     "mixer.parts.random.scores.std": "2",
 }
-RECORDED = {"device", "threads", "study", "eval_batch_size"}  # in the record, not in the numbers
+RECORDED = {"device", "threads", "study", "eval_batch_size", "deterministic"}
+RECORDED |= {"checkpoint.every", "checkpoint.keep"}  # in the record, not in the numbers
 LEARNED = ["autoaugment", "randaugment", "trivialaugment"]
 MIXES, MIXING = ["mixup", "cutmix"], ["probability=0.2", "off_epoch=2"]
 FINISHING = ["padding=0", "flip=false", "random_erasing=0.5"]
@@ -222,7 +234,11 @@ def test_every_setting_changes_the_numbers_or_the_record(trained, base, knob):
             assert row.pop("train_top1") is plain["train_top1"] is None
             known = {key: plain[key] for key in row}
             assert row == pytest.approx(known, rel=1e-3)  # batch size and threads round differently
-        assert done.summary["left_out"][knob] != base.summary["left_out"][knob]
+        now, before = (
+            OmegaConf.select(OmegaConf.create(one.summary["left_out"]), knob)
+            for one in (done, base)
+        )
+        assert now != before
     else:
         assert done.numbers != base.numbers
         assert done.summary["name"] != base.summary["name"] or knob == "seed"
@@ -313,7 +329,7 @@ def test_a_row_without_its_checkpoint_is_written_again_not_twice(trained, monkey
 
     def die_before_the_second_last(path, **state):
         calls.append(path.name)
-        if calls.count("last.pt") == 2:
+        if calls.count("last.new.pt") == 2:
             raise KeyboardInterrupt
         save(path, **state)
 
@@ -355,7 +371,10 @@ def test_two_processes_never_train_one_run(trained):
 
     done = trained()
     (done.out / "summary.json").unlink()
-    with owned(done.out), pytest.raises(ValueError, match="another process is training this run"):
+    with (
+        owned(done.out),
+        pytest.raises(ValueError, match=f"process {os.getpid()} on .* is training this run"),
+    ):
         trained()
 
 
@@ -372,9 +391,6 @@ def cut(path: Path, text: str | None) -> None:
         ("metrics.jsonl", None, "metrics.jsonl has 0 epochs, last.pt 2"),
         ("metrics.jsonl", "5\n5\n", "metrics.jsonl is damaged"),
         ("metrics.jsonl", "{\n{\n", "metrics.jsonl is damaged"),
-        ("last.pt", None, "metrics.jsonl has 2 epochs, last.pt is missing"),
-        ("last.pt", "", "last.pt: not a checkpoint that can be read"),
-        ("last.pt", "PK nothing", "last.pt: not a checkpoint that can be read"),
     ],
 )
 def test_a_damaged_record_is_refused_by_name_and_nothing_is_lost(trained, name, text, line):
@@ -386,16 +402,6 @@ def test_a_damaged_record_is_refused_by_name_and_nothing_is_lost(trained, name, 
     with pytest.raises(ValueError, match=re.escape(line)):
         trained()
     assert files == {path: path.read_bytes() for path in files}
-
-
-@pytest.mark.parametrize("missing", ["model", "optimizer", "epoch"])
-def test_a_checkpoint_of_something_else_is_refused(trained, missing):
-    done = trained()
-    (done.out / "summary.json").unlink()
-    state = torch.load(done.out / "last.pt")
-    torch.save({key: value for key, value in state.items() if key != missing}, done.out / "last.pt")
-    with pytest.raises(ValueError, match=r"last\.pt: not a checkpoint of this run"):
-        trained()
 
 
 def test_a_refusal_removes_only_folders_that_nobody_stands_in(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cct.augment.geometry import erase, flip, shift_crop
 from cct.augment.operations import NAMES, apply, numbers, signed
-from cct.limits import Count, Fraction, Level, Margin, NonNegative
+from cct.limits import Few, Fraction, Level, Margin, NonNegative
 
 
 class NoAugmentation:
@@ -181,7 +181,7 @@ class RandAugment:
     def __init__(
         self,
         *,
-        operations: Count,
+        operations: Few,
         magnitude: Level,
         magnitude_std: NonNegative,
         probability: Fraction,

@@ -56,7 +56,7 @@ class Bench:
             batch_size=BATCH,
             eval_batch_size=self.cfg.eval_batch_size,
             label_smoothing=self.cfg.label_smoothing,
-            seed=0,
+            seeds=config.seeds_of(self.cfg),
             precision=asked.precision,
         )
 
@@ -84,9 +84,15 @@ class Bench:
         return time.perf_counter()
 
 
+def root(folder: str) -> str:
+    """Return the override that names a folder, whatever letters are in its name."""
+    escaped = folder.replace("\\", "\\\\").replace("'", "\\'")
+    return f"data.root='{escaped}'"
+
+
 def source(asked: Asked, train: int = 10 * BATCH, test: int = 100) -> list[str]:
     """Return the overrides that choose the images: a folder's, or random ones of CIFAR's size."""
     sizes = [f"data.train_size={train}", f"data.test_size={test}"]
     if asked.images:
-        return ["data=folder", f"data.root='{asked.images}'", "data.image_size=32", *sizes]
+        return ["data=folder", root(asked.images), "data.image_size=32", *sizes]
     return ["data=synthetic", "data.image_size=32", "data.classes=10", *sizes]

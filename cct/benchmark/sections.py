@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from cct.benchmark import subjects
-from cct.benchmark.bench import BATCH, Asked, source
+from cct.benchmark.bench import BATCH, Asked, root, source
 from cct.benchmark.start import first_steps
 from cct.benchmark.turns import Failed, Sample, Subject, in_turn, progress, ratio, spread
 
@@ -109,6 +109,7 @@ def models(asked: Asked, quick: bool) -> dict[str, Any]:
     """A training step of every mixer and of every size of the model."""
     from cct.config import options
 
+    print("ratio is of images/s to the first row's, measured in turn with it: compare rows by it\n")
     result = {}
     batches = {"cct_2_3x2": BATCH} | ({} if quick else {"cct_7_3x1": SMALL_BATCH})
     for model, batch in batches.items():
@@ -119,7 +120,6 @@ def models(asked: Asked, quick: bool) -> dict[str, Any]:
         named = {model: [f"model={model}"] for model in options("model")}
         how = {"batch": SMALL_BATCH, "steps": 4}  # one step of the small model is too short to time
         result["sizes"] = against(asked, "self_attention", "cct_2_3x2", named, 3, **how)
-    print("ratio: of images/s to the first row's, measured in turn with it")
     return {"samples": result}
 
 
@@ -162,7 +162,7 @@ def start(asked: Asked, quick: bool) -> dict[str, Any]:
     """Seconds from the command to the end of the first training step."""
     commands = {"data=synthetic": source(asked._replace(images=None), 50_000, 10_000)}
     if asked.images:
-        commands["data=folder"] = ["data=folder", f"data.root='{asked.images}'"]
+        commands["data=folder"] = ["data=folder", root(asked.images)]
     fixed = [f"device={asked.device}", f"threads={asked.threads}"]
     found = {
         name: first_steps(name, [*fixed, *chosen], 1 if quick else 5)

@@ -8,6 +8,7 @@ out of another's way.
 import multiprocessing
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -68,7 +69,7 @@ class Subject:
 
     def __exit__(self, *_: object) -> None:
         self.pipe.close()
-        self.process.join(10)
+        self.process.join(60)  # the workers of a loader take some seconds each
         if self.process.is_alive():
             self.process.kill()
 
@@ -110,6 +111,12 @@ def ratio(samples: list[Sample], reference: list[Sample], key: str) -> float:
 
 
 def progress(line: str) -> None:
-    """Show a line in place of the last one, where somebody is looking."""
+    """Show a line in place of the last one; where nobody is looking, one in a minute."""
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    elif line and time.monotonic() > _shown[-1] + 60:
+        _shown.append(time.monotonic())
+        print(line, file=sys.stderr, flush=True)
+
+
+_shown = [time.monotonic()]

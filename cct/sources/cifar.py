@@ -104,7 +104,8 @@ class CIFAR10:
         )
 
     def _listed(self, names: list[str]) -> str:
-        return f"{self.folder}/{{{','.join(names)}}}"
+        whole = set(names) >= set(self.files)
+        return f"{self.folder}/" if whole else f"{self.folder}/{{{','.join(names)}}}"
 
     def _damage(self, root: Path) -> str:
         """What is wrong with the unpacked files below ``root``, by their checksums; else empty."""
@@ -167,7 +168,8 @@ class CIFAR10:
             with _socket_timeout(SOCKET_TIMEOUT):
                 download_url(official.url, partial, self.archive, official.tgz_md5)
         except (OSError, HTTPException, RuntimeError) as error:
-            failure = f"the download from {official.url} failed ({one_line(error)})"
+            cause = one_line(error).removeprefix("<urlopen error ").removesuffix(">")
+            failure = f"the download failed ({cause})"
             raise self._refusal(f"{reason}; {failure}") from error
         (partial / self.archive).replace(self.root / self.archive)
 
