@@ -130,10 +130,10 @@ def train(
     with record.Record(out, restored.epochs, facts, began) as log:
         config.write(out, cfg, HydraConfig.get() if HydraConfig.initialized() else None)
         if "continued_from" in facts and log.rows:
-            before, rate = log.rows[-1]["lr"], built.schedule(restored.epochs)
+            rates = log.rows[-1]["lr"], built.schedule(restored.epochs)
+            notes.append(f"Continues {facts['continued_from']['directory']}")
             notes.append(
-                f"Continues {facts['continued_from']['directory']}; the learning rate was "
-                f"{before:.4g} in its last epoch and is {rate:.4g} in the next one"
+                "Learning rate of its last epoch {:.4g}, of the next {:.4g}".format(*rates)
             )
         log.begin(header(configuration, data, model, counted, facts, out), notes)
         if cfg.epochs == 0:
