@@ -46,10 +46,9 @@ def weights_that_differ(there: Path, here: Path) -> list[str]:
     old, new = (checkpoint.load(path, torch.device("cpu")) for path in (there, here))
     if old["epoch"] != new["epoch"]:
         return []
-    unequal = [
-        name for name in old["model"] if not torch.equal(old["model"][name], new["model"][name])
-    ]
-    return [f"weights: {', '.join(unequal)}"] if unequal else []
+    weights = old["model"]
+    unequal = [name for name in weights if not torch.equal(weights[name], new["model"][name])]
+    return [f"weights: {len(unequal)} of {len(weights)}, {unequal[0]} first"] if unequal else []
 
 
 def limits(old: Path, new: Path) -> str:
