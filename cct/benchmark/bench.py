@@ -22,7 +22,11 @@ class Asked(NamedTuple):
 
 
 class Bench:
-    """A model with its data in one process: the fast form as trained, the plain or compiled one."""
+    """A model with its data in one process, in one of several forms.
+
+    ``fast`` is as trained, ``plain`` and ``compiled`` say what they are; ``deterministic`` and
+    ``any result`` are as trained with ``deterministic`` true and false.
+    """
 
     def __init__(self, form: str, asked: Asked, overrides: list[str]) -> None:
         if form != "plain":
@@ -51,6 +55,8 @@ class Bench:
             machine.require_compiler(self.device)
             self.model.compile(dynamic=False)
         machine.allow_tf32(asked.precision == "bf16")
+        wanted = {"deterministic": True, "any result": False}.get(form, "auto")
+        machine.make_deterministic(machine.resolve_deterministic(wanted, self.device))
         self.plan = Plan(
             epochs=1,
             batch_size=BATCH,
