@@ -50,6 +50,32 @@ def test_threads_stay_within_what_the_process_may_use(monkeypatch):
         machine.resolve_threads(4)
 
 
+@pytest.mark.parametrize(
+    ("variable", "threads"),
+    [("1", 1), ("2,1", 2), (" 2 ", 2), ("9", 3), ("", 3), ("0", 3), ("all", 3), ("1" * 99, 3)],
+)
+def test_the_first_number_of_the_variable_limits_automatic_threads(monkeypatch, variable, threads):
+    monkeypatch.setattr(machine, "usable_cores", lambda: 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert machine.resolve_threads("auto") == threads
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "expected"),
+    [("cpu", "auto", True), ("cuda", "auto", False), ("cuda", True, True), ("cpu", False, False)],
+)
+def test_deterministic_is_automatic_on_a_cpu_only(device, wanted, expected):
+    assert machine.resolve_deterministic(wanted, torch.device(device)) is expected
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("auto", True), ("false", False)])
+def test_a_run_tells_torch_whether_to_be_deterministic(trained, setting, expected):
+    done = trained(f"deterministic={setting}", "epochs=1")
+    assert torch.are_deterministic_algorithms_enabled() is expected
+    assert torch.backends.cudnn.deterministic is expected
+    assert done.summary["deterministic"] is expected
+
+
 def test_a_container_that_may_use_half_a_core_gets_one_thread(monkeypatch, tmp_path):
     limit = tmp_path / "cpu.max"
     monkeypatch.setattr(machine, "CGROUP_LIMIT", limit)
