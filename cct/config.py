@@ -147,6 +147,8 @@ def run_of(cfg: DictConfig, hydra: Any) -> Run:
     choices = {group: hydra.runtime.choices[group] for group in groups}
     checked = check(cfg)
     launch = Launch(**{key: checked.pop(key) for key in Launch._fields})
+    if launch.rerun and launch.resume != "auto":
+        raise ValueError(f"rerun=true: has no meaning with resume={str(launch.resume).lower()}")
     name = f"{choices['mixer']}-{choices['pool']}-{digest(checked)}"
     return Run(checked, name, choices, launch)
 
@@ -179,7 +181,10 @@ def jobs_of(arguments: list[str]) -> list[Job]:
                 f"{override}: a run's directory has its name; study= chooses the folder"
             )
     if not is_sweep(arguments):
-        return [Job([], compose(asked.overrides, asked.config_dir))]
+        run = compose(asked.overrides, asked.config_dir)
+        if run.launch.fail_fast:
+            raise ValueError("fail_fast=true: has a meaning with -m only")
+        return [Job([], run)]
     return _composed(expand(asked.overrides), asked.config_dir)
 
 

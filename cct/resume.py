@@ -66,6 +66,9 @@ def _current(recorded: DictConfig, usual: DictConfig) -> DictConfig:
 
 def _changed(recorded: DictConfig, folder: Path, overrides: list[str]) -> dict[str, Any]:
     """Return the settings that overrides change; ValueError for one that must not change."""
+    for override in overrides:
+        if override.partition("=")[0] in config.Launch._fields:
+            raise ValueError(f"{override}: has no meaning with resume={folder}")
     if not overrides:
         return {}
     before: Any = OmegaConf.load(folder / ".hydra" / "overrides.yaml")

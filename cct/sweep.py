@@ -58,7 +58,6 @@ def launch(jobs: list[config.Job], arguments: list[str], task: Task) -> int:
     _write_launch(folder, began, jobs, {})
     _share_cores(arguments, len(jobs))
 
-    # Its name in a traceback, and the one joblib and submitit send to their processes.
     def job(cfg: DictConfig) -> float | None:
         return attempt(cfg, task)
 
@@ -105,7 +104,7 @@ def say_what_would_run(jobs: list[config.Job]) -> None:
 
 def attempt(cfg: DictConfig, task: Task) -> float | None:
     """Run one job of a launch and note its outcome; only a signal or ``fail_fast`` goes further."""
-    from cct.directory import remove_empty
+    from cct.directory import is_owned, remove_empty
     from cct.record import RunFailed
 
     tuning.prepare()  # this may be a process of the launcher's own
@@ -123,8 +122,9 @@ def attempt(cfg: DictConfig, task: Task) -> float | None:
         raise
     except BaseException as error:  # whatever it is, the other jobs are to run
         outcome = Outcome("failed", reason=f"{type(error).__name__}: {one_line(error)}")
-        with (out / "train.log").open("a") as log:
-            traceback.print_exception(error, file=log)
+        if not is_owned(out):  # else it is another process's
+            with (out / "train.log").open("a") as log:
+                traceback.print_exception(error, file=log)
     # Out here the error is gone, and with it the frames that hold the failed run's data and model.
     _note(folder, hydra_job.job.num, outcome)
     if outcome.status in GOOD:

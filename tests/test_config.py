@@ -117,6 +117,7 @@ DIGITS = "data=digits"
         ("model.dim=99999", "model.dim=99999: must be a whole number at least 1 and at most 16384"),
         ("model.depth=9999", "model.depth=9999: must be a whole number at least 1 and at most 256"),
         ("model.kernel_size=1000000", "model.kernel_size=1000000: must be a whole number"),
+        ("rerun=true resume=true", "rerun=true: has no meaning with resume=true"),
         ("lr=1e-3", "lr=0.001: no such setting; did you mean optimizer.lr?"),
     ],
 )
@@ -142,6 +143,8 @@ def test_a_sweep_expands_to_its_jobs():
     for empty in ("seed=range(0,0)", "seed=99999999999,0"):
         with pytest.raises(ValueError, match=r"nothing to run|seed=9+: must be"):
             config.jobs_of(["-m", DIGITS, empty])
+    with pytest.raises(ValueError, match="fail_fast=true: has a meaning with -m only"):
+        config.jobs_of([DIGITS, "fail_fast=true"])
     with pytest.raises(ValueError, match="mixer=densse"):
         config.jobs_of(["-m", DIGITS, "mixer=dense,densse"])
     with pytest.raises(ValueError, match=r"seed=-1"):

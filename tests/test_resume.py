@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.compat.proto.event_pb2 import SessionLog
 
 from cct import config, resume
 from tests.conftest import TINY, Trained
@@ -60,6 +62,21 @@ def test_a_directory_goes_on_with_what_is_recorded_there(recorded, trained, caps
     assert "Going on after epoch 2" in capsys.readouterr().out
 
 
+def test_curves_drop_what_is_trained_again(recorded):
+    done = recorded("epochs=3")
+    (done.out / "last.pt").unlink()
+    unfinished(done, 3)
+    before = {*done.out.glob("events.*")}
+    go_on(done.out)
+    (path,) = {*done.out.glob("events.*")} - before
+    starts = [
+        event.step
+        for event in EventFileLoader(str(path)).Load()
+        if event.session_log.status == SessionLog.START
+    ]
+    assert starts == [3]
+
+
 def test_what_was_finished_is_said_and_left(recorded, capsys):
     done = recorded()
     before = {path: path.read_bytes() for path in done.out.iterdir() if path.is_file()}
@@ -76,6 +93,8 @@ def test_what_was_finished_is_said_and_left(recorded, capsys):
         (["model.dim=32", "seed=2"], "seed=2 (there 0), model.dim=32 (there 16)"),
         (["epochs=1"], "epochs=1 is less than its 2"),
         (["study=other"], "study=other (there default)"),
+        (["rerun=true"], "rerun=true: has no meaning with resume="),
+        (["dry_run=true"], "dry_run=true: has no meaning with resume="),
         (["epoch=3"], "epoch=3: no such setting"),
         (["device=tpu", "model.dim=0"], "model.dim=0: must be"),
     ],
