@@ -24,6 +24,7 @@ from cct.checkpoint import replacing
 from cct.schema import one_line
 from cct.signals import Interrupted
 
+RESULT_EVENTS = "events.out.tfevents.*.result"
 PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "timm", "numpy")
 
 
@@ -175,18 +176,9 @@ class Record:
 
         ``pictures`` are images (3 or 1, height, width), from 0 to 1, under their names.
         """
-        from torch.utils.tensorboard.summary import hparams
-
         final, best = self.rows[-1], self.best
         result = {"final_top1": final["test_top1"], "best_top1": best["test_top1"]}
-        settings = _flat(configuration) | self.facts["choices"]
-        # SummaryWriter.add_hparams would put them into a second run.
-        for event in hparams(settings, {f"result/{key}": value for key, value in result.items()}):
-            self.curves._get_file_writer().add_summary(event)
-        for key, value in result.items():
-            self.curves.add_scalar(f"result/{key}", value, final["epoch"])
-        for name, picture in pictures.items():
-            self.curves.add_image(name, picture.cpu(), final["epoch"])
+        self._write_result(configuration, result, pictures)
         seconds = self.seconds
         self.say(
             f"Script finished in {seconds / 60:.2f} minutes, best top-1: "
@@ -200,6 +192,25 @@ class Record:
             epochs=final["epoch"],
             seconds=seconds,
         )
+
+    def _write_result(
+        self, configuration: dict[str, Any], result: dict[str, float], pictures: dict[str, Tensor]
+    ) -> None:
+        """Write an event file of its own, in place of that of a start killed after it had."""
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        for path in self.out.glob(RESULT_EVENTS):
+            path.unlink()
+        settings, epoch = _flat(configuration) | self.facts["choices"], self.rows[-1]["epoch"]
+        with SummaryWriter(str(self.out), filename_suffix=".result") as writer:
+            # SummaryWriter.add_hparams would put them into a second run.
+            for event in hparams(settings, {f"result/{key}": one for key, one in result.items()}):
+                writer._get_file_writer().add_summary(event)
+            for key, value in result.items():
+                writer.add_scalar(f"result/{key}", value, epoch)
+            for name, picture in pictures.items():
+                writer.add_image(name, picture.cpu(), epoch)
 
     def __enter__(self) -> "Record":
         return self

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from cct import checkpoint, config
-from cct.record import read_rows, read_summary
+from cct.record import RESULT_EVENTS, read_rows, read_summary
 
 # What may be another in the part of a run that is still to come.
 CHANGEABLE = re.compile(
@@ -108,7 +108,7 @@ def start_longer(asked: config.Run, old: Path, out: Path) -> None:
     """
     import torch
 
-    if (out / "last.pt").exists():
+    if any(out.glob("last*.pt")):
         return
     state = _newest(old)
     summary, rows = read_summary(old), read_rows(old)
@@ -121,7 +121,7 @@ def start_longer(asked: config.Run, old: Path, out: Path) -> None:
         "config": OmegaConf.to_container(asked.cfg),
     }
     lines = "".join(json.dumps(row) + "\n" for row in rows[:epochs])
-    for path in old.glob("events.out.tfevents.*"):
+    for path in {*old.glob("events.out.tfevents.*")} - {*old.glob(RESULT_EVENTS)}:
         shutil.copy2(path, out)
     (out / "metrics.jsonl").write_text(lines)
     changed = {

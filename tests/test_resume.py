@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.compat.proto.event_pb2 import SessionLog
 
 from cct import config, resume
+from cct.record import RESULT_EVENTS
 from tests.conftest import TINY, Trained
 from train import run
 
@@ -68,13 +69,16 @@ def test_curves_drop_what_is_trained_again(recorded):
     unfinished(done, 3)
     before = {*done.out.glob("events.*")}
     go_on(done.out)
-    (path,) = {*done.out.glob("events.*")} - before
+    (path,) = {*done.out.glob("events.*")} - before - {*done.out.glob(RESULT_EVENTS)}
     starts = [
-        event.step
-        for event in EventFileLoader(str(path)).Load()
-        if event.session_log.status == SessionLog.START
+        event.step for event in EventFileLoader(str(path)).Load() if event.HasField("session_log")
     ]
     assert starts == [3]
+    assert len([*done.out.glob(RESULT_EVENTS)]) == 1  # in place of the earlier one
+    events = EventAccumulator(str(done.out)).Reload()
+    for tag in events.Tags()["scalars"]:
+        steps = [event.step for event in events.Scalars(tag)]
+        assert steps == ([3] if tag.startswith("result/") else [1, 2, 3])
 
 
 def test_what_was_finished_is_said_and_left(recorded, capsys):
@@ -114,6 +118,17 @@ def test_a_setting_given_again_is_no_change(recorded):
     assert asked.name == done.summary["name"]
 
 
+def test_a_default_that_changed_since_is_no_change(recorded):
+    done = recorded()
+    path = done.out / ".hydra/config.yaml"
+    path.write_text(path.read_text().replace("weight_decay: 0.03", "weight_decay: 0.05"))
+    asked, out = resume.resumed(done.out, ["threads=auto"])
+    assert out == done.out
+    assert asked.cfg.optimizer.weight_decay == 0.05
+    with pytest.raises(ValueError, match=r"weight_decay=0\.06 \(there 0\.05\)"):
+        resume.resumed(done.out, ["optimizer.weight_decay=0.06"])
+
+
 def test_a_place_without_a_run_is_refused(tmp_path):
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match="there is no run in this directory"):
@@ -137,6 +152,10 @@ def test_a_longer_run_starts_from_a_copy_and_leaves_the_old_one(recorded, capsys
     before = {path: path.read_bytes() for path in longer.out.iterdir() if path.is_file()}
     go_on(done.out, "epochs=4")  # the same again is finished
     assert before == {path: path.read_bytes() for path in longer.out.iterdir() if path.is_file()}
+    (longer.out / "last.pt").unlink()
+    unfinished(longer, 3)
+    go_on(done.out, "epochs=4")  # and goes on with its own state
+    assert "Going on after epoch 3" in (longer.out / "train.log").read_text()
 
 
 def test_a_copy_that_was_cut_short_is_made_again(recorded, monkeypatch):

@@ -26,7 +26,11 @@ sys.path.insert(0, {root!r})
 from cct import tuning
 tuning.prepare()
 from cct import loop
-fit = loop.fit
+fit, Plan = loop.fit, loop.Plan
+def plan(**settings):
+    if settings["seeds"].init == 5: raise KeyError("plan")
+    return Plan(**settings)
+loop.Plan = plan
 def trouble(model, *rest):
     seed = rest[7].seeds.init
     if seed == 1: raise RuntimeError("no kernel image")
@@ -68,7 +72,7 @@ def the_launch(study: Path) -> Any:
 
 
 def test_jobs_that_go_wrong_do_not_stop_the_others(tmp_path):
-    arguments = ["-m", *TINY, "epochs=1", "optimizer.lr=1e-3,1e30", "seed=range(5)"]
+    arguments = ["-m", *TINY, "epochs=1", "optimizer.lr=1e-3,1e30", "seed=range(6)"]
     arguments += ["schedule=constant", "epochs=2"]
     done = subprocess.run(
         [sys.executable, "-c", TROUBLE.format(root=str(ROOT)), str(ROOT / "train.py"), *arguments],
@@ -81,17 +85,19 @@ def test_jobs_that_go_wrong_do_not_stop_the_others(tmp_path):
     study = tmp_path / "outputs" / "default"
     jobs = the_launch(study).jobs
     assert [job.status for job in jobs] == [
-        *("finished", "failed", "failed", "failed", "finished"),
-        *("failed",) * 5,
+        *("finished", "failed", "failed", "failed", "finished", "failed"),
+        *("failed",) * 6,
     ]
     reasons = [job.reason.partition(" (")[0] for job in jobs]
     assert reasons[:5] == ["", "no kernel image", "sys.exit(0)", "out of memory", ""]
-    assert reasons[5].startswith("the loss is nan at step")
-    for job, error in zip(jobs[1:4], ("RuntimeError", "SystemExit", "MemoryError"), strict=True):
+    assert reasons[5] == "KeyError: 'plan'"  # before the run has a record
+    assert reasons[6].startswith("the loss is nan at step")
+    errors = ("RuntimeError", "SystemExit", "MemoryError", "KeyError")
+    for job, error in zip([*jobs[1:4], jobs[5]], errors, strict=True):
         assert error in (tmp_path / job.directory / "train.log").read_text()
     table = done.stdout[done.stdout.index("status ") :].splitlines()
-    assert table[-1] == "outputs/default: 2 finished, 8 failed"
-    assert len([row for row in table if row.startswith("failed ")]) == 8
+    assert table[-1] == "outputs/default: 2 finished, 10 failed"
+    assert len([row for row in table if row.startswith("failed ")]) == 10
     assert "    no kernel image" in done.stdout
     assert [path.name for path in (study / "launches").iterdir() if path.is_dir()] == []
 
