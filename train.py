@@ -185,7 +185,7 @@ def go_on(folder: Path, arguments: list[str]) -> None:
     answered(asked, out, shorter=None if out == folder else folder)
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+@hydra.main(version_base="1.3", config_path=str(config.CONF), config_name="train")
 def main(cfg: DictConfig) -> float | None:
     job = HydraConfig.get()
     return answered(config.run_of(cfg, job), Path(job.runtime.output_dir)).top1
@@ -208,8 +208,8 @@ def start(arguments: list[str]) -> None:
         if folder := resume.asked_folder(arguments):
             return go_on(folder, arguments)
         jobs = config.jobs_of(arguments)
-        for study in {job.run.cfg.study for job in jobs}:
-            check_writable(study)
+        for job in jobs:
+            check_writable(job.run.out)
         if len(jobs) > 1:
             rehearse(config.distinct(jobs))
         if jobs and jobs[0].run.launch.dry_run:

@@ -5,7 +5,6 @@ level is ``Settings``. Every mistake is a ValueError of one line that names the 
 """
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -24,10 +23,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cct.limits import BelowOne, Count, Whole
-from cct.schema import check_mapping, one_line
+from cct.schema import check_mapping, check_targets, one_line, target_of
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 Node = Callable[..., Any]  # a mapping whose _target_ is called with the rest of it
+
+# Under which names Hydra's own part, and the logging in it, says what is called, and of whom.
+HYDRA_CALLS = ("_target_", "class", "()")
+HYDRA_PACKAGES = ("hydra", "hydra_plugins", "logging", "colorlog")
 
 
 class StreamSeeds:
@@ -133,6 +136,7 @@ def compose(overrides: list[str], extra: str | None = None) -> Run:
         raise ValueError(f"{group}={choice}: no such choice; there are {choices}") from mistake
     except (HydraException, OmegaConfBaseException) as mistake:
         raise ValueError(one_line(mistake)) from mistake
+    check_targets(OmegaConf.to_container(whole.hydra), "hydra", HYDRA_CALLS, HYDRA_PACKAGES)
     run = run_of(whole, whole.hydra)
     _refuse_idle(run.cfg, overrides)
     return run
@@ -258,8 +262,7 @@ def _force(override: str) -> str:
 
 def _refuse_idle(cfg: DictConfig, overrides: list[str]) -> None:
     """Refuse a setting given by hand that would do nothing beside the other choices."""
-    module, _, mixer = cfg.mixer._target_.rpartition(".")
-    unused = getattr(getattr(importlib.import_module(module), mixer), "unused", ())
+    unused = getattr(target_of(cfg.mixer._target_, "mixer._target_"), "unused", ())
     idle = {f"model.{key}": "this mixer, which does not use it" for key in unused}
     if cfg.model.depth == 1:
         idle["model.stochastic_depth"] = "model.depth=1, as it is 0 in the first block"
