@@ -61,11 +61,12 @@ def run(asked: config.Run, out: Path, shorter: Path | None = None) -> Outcome:
         data = built.source.load()
     except (RuntimeError, MemoryError, OverflowError) as error:  # mostly too large for memory
         raise ValueError(f"this cannot be built here: {one_line(error)[:200]}") from error
+    state = resume.state_to_begin_with(shorter, out, data.fingerprint) if shorter else None
     if rerun and (aside := directory.put_aside(out)):
         print(f"Put aside: {os.path.relpath(aside)}")
     with directory.owned(out):
-        if shorter:
-            resume.start_longer(asked, shorter, out)
+        if shorter and state:
+            resume.start_longer(asked, shorter, state, out)
         earlier = directory.earlier(out, asked)  # trained meanwhile, perhaps
         if earlier and earlier["fingerprint"] != data.fingerprint:
             raise ValueError(f"{out} was trained on other images; name another study=")

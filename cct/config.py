@@ -8,9 +8,10 @@ import hashlib
 import json
 import os
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple, NoReturn, get_type_hints
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -162,8 +163,19 @@ class Job(NamedTuple):
     run: Run
 
 
+def parsed(arguments: list[str]) -> Namespace:
+    """Return Hydra's options and the overrides of a command line."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(f"{message} (options such as -m stand before or after all settings)")
+
+    parser.error = refuse  # which would print how to use it, in many lines
+    return parser.parse_args(arguments)
+
+
 def is_sweep(arguments: list[str]) -> bool:
-    asked = get_args_parser().parse_args(arguments)
+    asked = parsed(arguments)
     return bool(asked.multirun) or "hydra.mode=MULTIRUN" in asked.overrides
 
 
@@ -172,7 +184,7 @@ def jobs_of(arguments: list[str]) -> list[Job]:
 
     Nothing for a command that only asks Hydra for help. ValueError if one of them cannot be.
     """
-    asked = get_args_parser().parse_args(arguments)
+    asked = parsed(arguments)
     if asked.help or asked.hydra_help or asked.info:
         return []
     if asked.config_path or asked.config_name not in (None, "train"):
@@ -189,7 +201,7 @@ def jobs_of(arguments: list[str]) -> list[Job]:
 
 def launcher_of(arguments: list[str]) -> dict[str, Any]:
     """Return the settings of the Hydra launcher that a command line chooses."""
-    overrides = get_args_parser().parse_args(arguments).overrides
+    overrides = parsed(arguments).overrides
     chosen = [one for one in overrides if re.match(r"\+*hydra[./]launcher", one)]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         whole = hydra_compose("train", chosen, return_hydra_config=True)

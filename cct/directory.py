@@ -116,9 +116,8 @@ def check_writable(out: Path) -> None:
     try:
         tempfile.TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:
-        raise ValueError(
-            f"study={out.parts[-3]}: {nearest} is not a folder that can be written to ({error.strerror})"
-        ) from error
+        reason = f"is not a folder that can be written to ({error.strerror})"
+        raise ValueError(f"study={out.parts[-3]}: {nearest} {reason}") from error
 
 
 def remove_empty(out: Path) -> None:

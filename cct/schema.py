@@ -2,9 +2,9 @@
 
 A setting of a node is a keyword-only argument of the class or function its ``_target_`` names, with
 the type and range of its annotation (``cct/limits.py``); what the program itself passes is
-positional. Only targets of this project and torch's optimisers are called, so that a configuration
-or checkpoint of a stranger runs no code of his. Every mistake is a ValueError of one line that names the key, the value and what is
-allowed.
+positional. Only what this project and torch's optimisers define is called, so that configurations
+and checkpoints from strangers run no code. Every mistake is a ValueError of one line that names the
+key, the value and what is allowed.
 """
 
 import difflib
@@ -83,7 +83,10 @@ def _inside(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def check_targets(
-    node: Any, key: str, words: tuple[str, ...] = ("_target_",), packages: tuple[str, ...] = PACKAGES
+    node: Any,
+    key: str,
+    words: tuple[str, ...] = ("_target_",),
+    packages: tuple[str, ...] = PACKAGES,
 ) -> None:
     """Look at every value under one of these words, however deep; ValueError as ``target_of``."""
     if isinstance(node, list):
