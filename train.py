@@ -61,11 +61,12 @@ def run(asked: config.Run, out: Path, shorter: Path | None = None) -> Outcome:
         data = built.source.load()
     except (RuntimeError, MemoryError, OverflowError) as error:  # mostly too large for memory
         raise ValueError(f"this cannot be built here: {one_line(error)[:200]}") from error
+    state = resume.state_to_begin_with(shorter, out, data.fingerprint) if shorter else None
     if rerun and (aside := directory.put_aside(out)):
         print(f"Put aside: {os.path.relpath(aside)}")
     with directory.owned(out):
-        if shorter:
-            resume.start_longer(asked, shorter, out)
+        if shorter and state:
+            resume.start_longer(asked, shorter, state, out)
         earlier = directory.earlier(out, asked)  # trained meanwhile, perhaps
         if earlier and earlier["fingerprint"] != data.fingerprint:
             raise ValueError(f"{out} was trained on other images; name another study=")
@@ -185,7 +186,7 @@ def go_on(folder: Path, arguments: list[str]) -> None:
     answered(asked, out, shorter=None if out == folder else folder)
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+@hydra.main(version_base="1.3", config_path=str(config.CONF), config_name="train")
 def main(cfg: DictConfig) -> float | None:
     job = HydraConfig.get()
     return answered(config.run_of(cfg, job), Path(job.runtime.output_dir)).top1
@@ -208,8 +209,8 @@ def start(arguments: list[str]) -> None:
         if folder := resume.asked_folder(arguments):
             return go_on(folder, arguments)
         jobs = config.jobs_of(arguments)
-        for study in {job.run.cfg.study for job in jobs}:
-            check_writable(study)
+        for job in jobs:
+            check_writable(job.run.out)
         if len(jobs) > 1:
             rehearse(config.distinct(jobs))
         if jobs and jobs[0].run.launch.dry_run:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.utils import instantiate, to_absolute_path
 from omegaconf import DictConfig, OmegaConf
 
+from cct.schema import check_targets
+
 if TYPE_CHECKING:  # slow to import, so only once the command line is known to be right
     from cct.model import CCT
 
@@ -20,12 +22,15 @@ def build_source(cfg: DictConfig) -> Any:
         for key in ("root", "cache")
         if cfg.data.get(key) is not None
     }
+    check_targets(OmegaConf.to_container(cfg.data, resolve=True), "data")
     # Called here and not by Hydra, which would wrap what the call raises.
     return instantiate(cfg.data, **paths, _partial_=True, _convert_="all")()
 
 
 def build_model(cfg: DictConfig, classes: int, image_size: tuple[int, int]) -> "CCT":
     """Return the model with fresh weights, drawn from torch's global generator."""
+    for key in ("mixer", "pool", "model"):  # perhaps from a checkpoint, which nobody has checked
+        check_targets(OmegaConf.to_container(cfg[key], resolve=True), key)
     mixer, pool = (instantiate(node, _convert_="all") for node in (cfg.mixer, cfg.pool))
     return instantiate(cfg.model, _convert_="all")(classes, image_size, mixer, pool)
 

@@ -1,6 +1,7 @@
 """Checkpoints that are either whole or not there, and the ones a run keeps to go on from."""
 
 import os
+import shutil
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,12 @@ def save(path: Path, **state: Any) -> None:
     What stood there before is replaced only when the new file has been read back.
     """
     with replacing(path) as temporary:
-        torch.save(state, temporary)
+        try:
+            torch.save(state, temporary)
+        except RuntimeError as error:  # in torch's words, which do not tell of a full disk
+            free = shutil.disk_usage(path.parent).free / 1e6
+            reason = f"{path} cannot be written, {free:.1f} MB are free there: {one_line(error)}"
+            raise OSError(reason) from error
         verify(temporary)
 
 

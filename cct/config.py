@@ -5,13 +5,13 @@ level is ``Settings``. Every mistake is a ValueError of one line that names the 
 """
 
 import hashlib
-import importlib
 import json
 import os
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple, NoReturn, get_type_hints
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -24,10 +24,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cct.limits import BelowOne, Count, Whole
-from cct.schema import check_mapping, one_line
+from cct.schema import check_mapping, check_targets, one_line, target_of
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 Node = Callable[..., Any]  # a mapping whose _target_ is called with the rest of it
+
+# Under which names Hydra's own part, and the logging in it, says what is called, and of whom.
+HYDRA_CALLS = ("_target_", "class", "()")
+HYDRA_PACKAGES = ("hydra", "hydra_plugins", "logging", "colorlog")
 
 
 class StreamSeeds:
@@ -133,6 +137,7 @@ def compose(overrides: list[str], extra: str | None = None) -> Run:
         raise ValueError(f"{group}={choice}: no such choice; there are {choices}") from mistake
     except (HydraException, OmegaConfBaseException) as mistake:
         raise ValueError(one_line(mistake)) from mistake
+    check_targets(OmegaConf.to_container(whole.hydra), "hydra", HYDRA_CALLS, HYDRA_PACKAGES)
     run = run_of(whole, whole.hydra)
     _refuse_idle(run.cfg, overrides)
     return run
@@ -160,8 +165,19 @@ class Job(NamedTuple):
     run: Run
 
 
+def parsed(arguments: list[str]) -> Namespace:
+    """Return Hydra's options and the overrides of a command line."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(f"{message} (options such as -m stand before or after all settings)")
+
+    parser.error = refuse  # which would print how to use it, in many lines
+    return parser.parse_args(arguments)
+
+
 def is_sweep(arguments: list[str]) -> bool:
-    asked = get_args_parser().parse_args(arguments)
+    asked = parsed(arguments)
     return bool(asked.multirun) or "hydra.mode=MULTIRUN" in asked.overrides
 
 
@@ -170,7 +186,7 @@ def jobs_of(arguments: list[str]) -> list[Job]:
 
     Nothing for a command that only asks Hydra for help. ValueError if one of them cannot be.
     """
-    asked = get_args_parser().parse_args(arguments)
+    asked = parsed(arguments)
     if asked.help or asked.hydra_help or asked.info:
         return []
     if asked.config_path or asked.config_name not in (None, "train"):
@@ -190,7 +206,7 @@ def jobs_of(arguments: list[str]) -> list[Job]:
 
 def launcher_of(arguments: list[str]) -> dict[str, Any]:
     """Return the settings of the Hydra launcher that a command line chooses."""
-    overrides = get_args_parser().parse_args(arguments).overrides
+    overrides = parsed(arguments).overrides
     chosen = [one for one in overrides if re.match(r"\+*hydra[./]launcher", one)]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         whole = hydra_compose("train", chosen, return_hydra_config=True)
@@ -263,8 +279,7 @@ def _force(override: str) -> str:
 
 def _refuse_idle(cfg: DictConfig, overrides: list[str]) -> None:
     """Refuse a setting given by hand that would do nothing beside the other choices."""
-    module, _, mixer = cfg.mixer._target_.rpartition(".")
-    unused = getattr(getattr(importlib.import_module(module), mixer), "unused", ())
+    unused = getattr(target_of(cfg.mixer._target_, "mixer._target_"), "unused", ())
     idle = {f"model.{key}": "this mixer, which does not use it" for key in unused}
     if cfg.model.depth == 1:
         idle["model.stochastic_depth"] = "model.depth=1, as it is 0 in the first block"

@@ -45,6 +45,16 @@ class Data:
     measured_std: Tensor
     fingerprint: str
 
+    def __post_init__(self) -> None:
+        count = len(self.classes)
+        for half, split in (("training", self.train), ("test", self.test)):
+            wrong = split.labels[(split.labels < 0) | (split.labels >= count)]
+            if len(wrong):
+                raise ValueError(
+                    f"{self.name}: a {half} image has the label {wrong[0]}, those of {count} "
+                    f"classes are 0 to {count - 1}"
+                )
+
     def to(self, device: torch.device | str) -> "Data":
         """The same data on ``device``."""
         return replace(

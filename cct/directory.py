@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -103,12 +104,20 @@ def put_aside(out: Path) -> Path | None:
     return aside
 
 
-def check_writable(study: str) -> None:
-    """Refuse, with ValueError, an ``outputs`` in which Hydra could not make a directory."""
-    wanted = Path("outputs", study).absolute()
-    nearest = next(path for path in (wanted, *wanted.parents) if path.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        raise ValueError(f"study={study}: {nearest} is not a folder that can be written to")
+def check_writable(out: Path) -> None:
+    """Refuse, with ValueError, a run whose directory could not be made.
+
+    By making one there, as permissions do not tell: a disk may be full, or root asking.
+    """
+    if out.is_dir():
+        return
+    whole = out.absolute()
+    nearest = next(path for path in (whole, *whole.parents) if path.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()
+    except OSError as error:
+        reason = f"is not a folder that can be written to ({error.strerror})"
+        raise ValueError(f"study={out.parts[-3]}: {nearest} {reason}") from error
 
 
 def remove_empty(out: Path) -> None:

@@ -101,16 +101,28 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def start_longer(asked: config.Run, old: Path, out: Path) -> None:
-    """Copy the records and states of a run to the directory of a longer one, unless it has begun.
+def state_to_begin_with(old: Path, out: Path, fingerprint: str) -> dict[str, Any] | None:
+    """Return the state of a run that a longer one begins with, None where that one has begun.
+
+    ValueError, before there is a directory for the longer one, if it cannot go on from there.
+    """
+    if (out / "last.pt").exists():
+        return None
+    summary = read_summary(old)
+    if summary and summary["fingerprint"] != fingerprint:
+        raise ValueError(f"resume={old}: that run was trained on other images")
+    return _newest(old)
+
+
+def start_longer(asked: config.Run, old: Path, state: dict[str, Any], out: Path) -> None:
+    """Copy the records of a run to the directory of a longer one, which begins with its state.
 
     The state to go on from comes last, so that a copy cut short is made again.
     """
     import torch
 
-    if any(out.glob("last*.pt")):
+    if any(out.glob("last*.pt")):  # begun meanwhile
         return
-    state = _newest(old)
     summary, rows = read_summary(old), read_rows(old)
     assert summary
     epochs = int(state["epoch"])

@@ -2,8 +2,9 @@
 
 A setting of a node is a keyword-only argument of the class or function its ``_target_`` names, with
 the type and range of its annotation (``cct/limits.py``); what the program itself passes is
-positional. Every mistake is a ValueError of one line that names the key, the value and what is
-allowed.
+positional. Only what this project and torch's optimisers define is called, so that configurations
+and checkpoints from strangers run no code. Every mistake is a ValueError of one line that names the
+key, the value and what is allowed.
 """
 
 import difflib
@@ -14,6 +15,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cct.limits import Range
+
+PACKAGES = ("cct", "torch.optim")  # whose classes and functions a ``_target_`` may name
 
 
 def check_mapping(values: Mapping, kinds: Mapping[str, Any], key: str) -> dict:
@@ -52,16 +55,47 @@ def one_line(error: BaseException) -> str:
 def _check_node(node: Any, key: str) -> dict:
     if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
         raise ValueError(f"{key}={node}: a choice of conf/{key.replace('.', '/')} is needed here")
-    module, _, name = node["_target_"].rpartition(".")
-    try:
-        target = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as mistake:
-        raise ValueError(f"{key}._target_={node['_target_']}: {mistake}") from mistake
+    target = target_of(node["_target_"], f"{key}._target_")
     meta = {name: node[name] for name in ("_target_", "_partial_") if name in node}
     if meta.get("_partial_", True) is not True:
         raise ValueError(f"{key}._partial_={meta['_partial_']}: is true or absent")
     settings = {name: value for name, value in node.items() if name not in meta}
     return {**meta, **check_mapping(settings, settings_of(target), key)}
+
+
+def target_of(path: str, key: str, packages: tuple[str, ...] = PACKAGES) -> Callable[..., Any]:
+    """Return what a ``_target_`` names; ValueError unless one of the packages defines it."""
+    module, _, name = path.rpartition(".")
+    foreign = f"{key}={path}: only what is defined in {' or '.join(packages)} is called"
+    if not _inside(module, packages):  # before it is imported, which runs it
+        raise ValueError(foreign)
+    try:
+        target = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as mistake:
+        raise ValueError(f"{key}={path}: {mistake}") from mistake
+    if not callable(target) or not _inside(getattr(target, "__module__", ""), packages):
+        raise ValueError(foreign)
+    return target
+
+
+def _inside(module: str, packages: tuple[str, ...]) -> bool:
+    return any(f"{module}.".startswith(f"{package}.") for package in packages)
+
+
+def check_targets(
+    node: Any,
+    key: str,
+    words: tuple[str, ...] = ("_target_",),
+    packages: tuple[str, ...] = PACKAGES,
+) -> None:
+    """Look at every value under one of these words, however deep; ValueError as ``target_of``."""
+    if isinstance(node, list):
+        node = dict(enumerate(node))
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            if name in words and isinstance(value, str):
+                target_of(value, f"{key}.{name}", packages)
+            check_targets(value, f"{key}.{name}", words, packages)
 
 
 def settings_of(target: Callable[..., Any]) -> dict[str, Any]:

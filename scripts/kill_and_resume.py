@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -75,7 +76,8 @@ def result(out: Path) -> dict[str, Any]:
         "best epoch": summary["best_epoch"],
         "epoch of best.pt": torch.load(out / "best.pt")["epoch"],
         "curves": {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in untimed},
-        "files": sorted(p.name for p in out.iterdir() if not p.name.startswith("events.")),
+        # The number of event files is that of starts; who trained is left of one killed at its end.
+        "files": sorted(p.name for p in out.iterdir() if not re.match("events|run.pid", p.name)),
     }
 
 
