@@ -106,7 +106,7 @@ def state_to_begin_with(old: Path, out: Path, fingerprint: str) -> dict[str, Any
 
     ValueError, before there is a directory for the longer one, if it cannot go on from there.
     """
-    if (out / "last.pt").exists():
+    if any(out.glob("last*.pt")):
         return None
     summary = read_summary(old)
     if summary and summary["fingerprint"] != fingerprint:
