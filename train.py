@@ -61,6 +61,7 @@ def run(asked: config.Run, out: Path, shorter: Path | None = None) -> Outcome:
         data = built.source.load()
     except (RuntimeError, MemoryError, OverflowError) as error:  # mostly too large for memory
         raise ValueError(f"this cannot be built here: {one_line(error)[:200]}") from error
+    data.check_labels()
     state = resume.state_to_begin_with(shorter, out, data.fingerprint) if shorter else None
     if rerun and (aside := directory.put_aside(out)):
         print(f"Put aside: {os.path.relpath(aside)}")

@@ -45,7 +45,8 @@ class Data:
     measured_std: Tensor
     fingerprint: str
 
-    def __post_init__(self) -> None:
+    def check_labels(self) -> None:
+        """Raise ValueError for a label that is none of the classes, as a wrong source may give."""
         count = len(self.classes)
         for half, split in (("training", self.train), ("test", self.test)):
             wrong = split.labels[(split.labels < 0) | (split.labels >= count)]
