@@ -114,8 +114,8 @@ def _share_cores(processes: int | None, jobs: int) -> None:
 
 def _unanswered(folder: Path) -> list[Path]:
     """Return the folders of the submitted jobs that have returned nothing yet."""
-    jobs = (folder / "submitit").glob("[0-9]*")
-    return [job for job in jobs if job.is_dir() and not any(job.glob("*_result.pkl"))]
+    jobs = (path.parent for path in (folder / "submitit").glob("*/*_submitted.pkl"))
+    return [job for job in jobs if not any(job.glob("*_result.pkl"))]
 
 
 def _left(kind: str, folder: Path) -> set[str]:
