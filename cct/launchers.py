@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from cct import config
-from cct.schema import one_line
 
 SUBMITIT = ("LocalLauncher", "SlurmLauncher")
 SECONDS = 5  # from one look at the scheduler's jobs to the next
@@ -37,7 +36,7 @@ def prepare(launcher: Any, jobs: int) -> None:
     if kind == "SlurmLauncher":
         _check_slurm()
     if kind == "JoblibLauncher":
-        _share_cores(launcher.get("n_jobs"), jobs)
+        _share_cores(launcher["n_jobs"], jobs)
     # Else they might find another copy of this code, such as an installed one.
     code = [str(config.CONF.parent), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, code))
@@ -97,12 +96,11 @@ def _check_slurm() -> None:
         raise ValueError("hydra/launcher=submitit_slurm: there is no sbatch or no srun here")
     answer = subprocess.run(["squeue", "--me"], capture_output=True, text=True)
     if answer.returncode:
-        raise ValueError(
-            f"hydra/launcher=submitit_slurm: Slurm does not answer: {one_line(answer.stderr)[:200]}"
-        )
+        reason = " ".join(answer.stderr.split())[:200]
+        raise ValueError(f"hydra/launcher=submitit_slurm: Slurm does not answer: {reason}")
 
 
-def _share_cores(processes: int | None, jobs: int) -> None:
+def _share_cores(processes: int, jobs: int) -> None:
     """Give each of joblib's processes its share of the cores, where ``threads=auto``."""
     from joblib import effective_n_jobs
 

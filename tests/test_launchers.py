@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,29 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[dic
     return found
 
 
-def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *arguments],
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start ``python train.py`` in an empty folder; with the test it ends, and what it started."""
+    started = []
+
+    def call(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "train.py"), *arguments],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield call
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def wait_for_epochs(folder: Path, run: str, process: subprocess.Popen[str]) -> Path:
@@ -119,22 +133,24 @@ def test_joblibs_jobs_take_the_gpus_in_turn(monkeypatch):
     assert launchers.placed(on_cpu, joblib).cfg.device == "cpu"
 
 
-def test_ctrl_c_ends_a_joblib_sweep_with_130_and_leaves_no_process(tmp_path):
+def test_ctrl_c_ends_a_joblib_sweep_with_130_and_leaves_no_process(start, tmp_path):
     sweep = [*FOUR, "epochs=100000", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    process = start(tmp_path, *sweep)
-    for seed in (0, 1):
-        wait_for_epochs(tmp_path, f"dense-*/seed{seed}", process)
+    process = start(*sweep)
+    out = wait_for_epochs(tmp_path, "dense-*/seed0", process)
+    os.kill(json.loads((out / "summary.json").read_text())["process"]["pid"], signal.SIGTERM)
+    for run in ("dense-*/seed1", "random-*/seed0"):  # that one alone has ended
+        wait_for_epochs(tmp_path, run, process)
     os.killpg(process.pid, signal.SIGINT)
     said = process.communicate(timeout=60)[0]  # whoever held its output is gone
     assert process.returncode == 130, said
     assert "Traceback" not in said
-    assert statuses(tmp_path) == ["interrupted", "interrupted", "not run", "not run"]
+    assert statuses(tmp_path) == ["interrupted", "interrupted", "interrupted", "not run"]
 
 
 def test_a_killed_job_does_not_stop_submitits_others_and_a_second_launch_has_the_serial_numbers(
-    command, tmp_path, serial
+    command, start, tmp_path, serial
 ):
-    process = start(tmp_path, *FOUR, "hydra/launcher=submitit_local")
+    process = start(*FOUR, "hydra/launcher=submitit_local")
     out = wait_for_epochs(tmp_path, "dense-*/seed1", process)
     os.kill(json.loads((out / "summary.json").read_text())["process"]["pid"], signal.SIGKILL)
     said = process.communicate(timeout=120)[0]
@@ -147,9 +163,9 @@ def test_a_killed_job_does_not_stop_submitits_others_and_a_second_launch_has_the
     assert results(tmp_path) == serial
 
 
-def test_sigterm_ends_a_submitit_sweep_and_its_jobs_in_order(tmp_path):
+def test_sigterm_ends_a_submitit_sweep_and_its_jobs_in_order(start, tmp_path):
     sweep = ["-m", *TINY, "epochs=100000", "seed=0,1", "hydra/launcher=submitit_local"]
-    process = start(tmp_path, *sweep)
+    process = start(*sweep)
     for seed in (0, 1):
         wait_for_epochs(tmp_path, f"*/seed{seed}", process)
     process.terminate()
@@ -172,13 +188,14 @@ def test_without_slurm_its_launcher_is_refused_in_one_line(command, tmp_path):
 @pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing())
 def test_slurm_gives_the_serial_numbers_also_after_scancel_in_mid_run(
     command: Callable[..., subprocess.CompletedProcess[str]],
+    start: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     serial: dict[str, tuple[list[dict], str]],
 ):
     with slurm.started(tmp_path_factory.mktemp("slurm")) as settings:
         sweep = [*FOUR, "hydra/launcher=submitit_slurm"]
-        process = start(tmp_path, *sweep, **settings)
+        process = start(*sweep, **settings)
         wait_for_epochs(tmp_path, "dense-*/seed1", process)
         subprocess.run(["scancel", "1_1"], env={**os.environ, **settings}, check=True)
         said = process.communicate(timeout=120)[0]
