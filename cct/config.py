@@ -134,6 +134,8 @@ def compose(overrides: list[str], extra: str | None = None) -> Run:
     except MissingConfigException as mistake:
         group, _, choice = str(mistake.missing_cfg_file).rpartition("/")
         choices = ", ".join(mistake.options or []) or "none"
+        if group == "hydra/launcher":
+            choices += "; pip install -e .[launchers] adds those of joblib and submitit"
         raise ValueError(f"{group}={choice}: no such choice; there are {choices}") from mistake
     except (HydraException, OmegaConfBaseException) as mistake:
         raise ValueError(one_line(mistake)) from mistake

@@ -30,10 +30,10 @@ def _handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     print("\nfinishing this batch; once more stops at once", file=sys.stderr)
 
 
-def listen() -> None:
-    """Raise Interrupted in the main thread when SIGTERM or SIGINT comes."""
+def listen(*more: int) -> None:
+    """Raise Interrupted in the main thread when SIGTERM, SIGINT or one of these comes."""
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, *more):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as in a shell's background job
                 signal.signal(number, _handle)
 

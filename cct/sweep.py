@@ -7,6 +7,7 @@ and a file for the outcome of each. What remains is ``outputs/<study>/launches/<
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import traceback
@@ -19,7 +20,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from cct import config, signals, tuning
+from cct import config, launchers, signals, tuning
 from cct.schema import one_line
 
 VERBS = {  # what a command does with a run of this status
@@ -46,6 +47,8 @@ Task = Callable[[config.Run, Path], Outcome]
 
 def launch(jobs: list[config.Job], arguments: list[str], task: Task) -> int:
     """Run all jobs, whatever becomes of one of them, and print a table; return the exit code."""
+    launcher = config.launcher_of(arguments)
+    launchers.prepare(launcher, len(jobs))
     folder = _new_folder(Path("outputs", jobs[0].run.cfg.study, "launches").resolve())
     shutil.copytree(config.CONF, folder / "conf")
     began = {
@@ -56,21 +59,28 @@ def launch(jobs: list[config.Job], arguments: list[str], task: Task) -> int:
         "fail_fast": jobs[0].run.launch.fail_fast,
     }
     _write_launch(folder, began, jobs, {})
-    _share_cores(arguments, len(jobs))
+    process = os.getpid()
 
     def job(cfg: DictConfig) -> float | None:
-        return attempt(cfg, task)
+        return attempt(cfg, task, apart=os.getpid() != process)
 
     code = 0
+    sys.argv[1:] = launchers.directed(arguments, launcher, folder)  # for Hydra
+    run_all = hydra.main(version_base="1.3", config_path=str(folder / "conf"), config_name="train")
     try:
-        hydra.main(version_base="1.3", config_path=str(folder / "conf"), config_name="train")(job)()
+        with launchers.attended(launcher, folder):
+            run_all(job)()
     except SystemExit as end:  # of Hydra, where a launcher fails, or of fail_fast
         code = end.code if isinstance(end.code, int) else 1
     finally:
-        outcomes = _outcomes(folder)
+        outcomes = _outcomes(folder, jobs)
         _write_launch(folder, began, jobs, outcomes)
-        shutil.rmtree(folder, ignore_errors=True)
         print("\n".join(_table(jobs, outcomes)))
+        logs, told = folder / "submitit", len([*folder.glob("job*.json")])
+        if logs.exists() and told < len(jobs):
+            print(f"what the jobs without an end have said: {os.path.relpath(logs)}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
     if any(
         outcomes.get(number, Outcome("not run")).status not in GOOD for number in range(len(jobs))
     ):
@@ -102,24 +112,33 @@ def say_what_would_run(jobs: list[config.Job]) -> None:
     print(f"{'':<8} {seconds / 60:>7.1f} {size / 1e6:>7.1f}  in all{known}")
 
 
-def attempt(cfg: DictConfig, task: Task) -> float | None:
-    """Run one job of a launch and note its outcome; only a signal or ``fail_fast`` goes further."""
+def attempt(cfg: DictConfig, task: Task, apart: bool) -> float | None:
+    """Run one job of a launch and note its outcome; only a signal or ``fail_fast`` goes further.
+
+    Not even they do in a process ``apart`` from the launch, as a launcher would give up all jobs.
+    """
     from cct.directory import is_owned, remove_empty
     from cct.record import RunFailed
 
-    tuning.prepare()  # this may be a process of the launcher's own
-    signals.listen()
     hydra_job = HydraConfig.get()
     out, folder = Path(hydra_job.runtime.output_dir), _folder_of(hydra_job)
+    if apart:
+        if (folder / "stop").exists():
+            return None
+        tuning.prepare()
+        signals.listen(signal.SIGUSR2)  # of submitit, before a job's time is over
     asked = config.run_of(cfg, hydra_job)
     try:
-        outcome = task(_placed(asked, hydra_job), out)
+        outcome = task(launchers.placed(asked, hydra_job), out)
     except (ValueError, OSError, RunFailed) as error:
         status = "failed" if isinstance(error, RunFailed) else "refused"
         outcome = Outcome(status, reason=one_line(error))
     except (signals.Interrupted, KeyboardInterrupt):
         _note(folder, hydra_job.job.num, Outcome("interrupted"))
-        raise
+        if not apart:
+            raise
+        remove_empty(out)
+        return None
     except BaseException as error:  # whatever it is, the other jobs are to run
         outcome = Outcome("failed", reason=f"{type(error).__name__}: {one_line(error)}")
         if not is_owned(out):  # else it is another process's
@@ -131,7 +150,9 @@ def attempt(cfg: DictConfig, task: Task) -> float | None:
         return outcome.top1
     remove_empty(out)
     print(f"train.py: {outcome.reason}", file=sys.stderr)
-    if asked.launch.fail_fast:
+    if asked.launch.fail_fast and apart:
+        (folder / "stop").touch()
+    elif asked.launch.fail_fast:
         sys.exit(1 if outcome.status == "failed" else 2)
     return None
 
@@ -162,12 +183,18 @@ def _note(folder: Path, number: int, outcome: Outcome) -> None:
     temporary.replace(folder / f"job{number}.json")
 
 
-def _outcomes(folder: Path) -> dict[int, Outcome]:
-    files = folder.glob("job*.json")
-    return {
-        int(path.stem.removeprefix("job")): Outcome(**json.loads(path.read_text()))
-        for path in files
-    }
+def _outcomes(folder: Path, jobs: list[config.Job]) -> dict[int, Outcome]:
+    """Return what became of each job that has begun; of one that was killed its directory says."""
+    from cct import status
+
+    found = {}
+    for number, job in enumerate(jobs):
+        path = folder / f"job{number}.json"
+        if path.exists():
+            found[number] = Outcome(**json.loads(path.read_text()))
+        elif status.state_of(job.run.out).status in ("interrupted", "running"):
+            found[number] = Outcome("interrupted")
+    return found
 
 
 def _write_launch(
@@ -204,28 +231,3 @@ def _table(jobs: list[config.Job], outcomes: dict[int, Outcome]) -> list[str]:
     studies = ", ".join(sorted({str(job.run.out.parents[1]) for job in jobs}))
     lines.append(f"{studies}: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     return lines
-
-
-def _share_cores(arguments: list[str], jobs: int) -> None:
-    """Give each of joblib's processes its share of the cores, where ``threads=auto``."""
-    from cct.machine import usable_cores
-
-    launcher = config.launcher_of(arguments)
-    if not str(launcher.get("_target_", "")).endswith("JoblibLauncher"):
-        return
-    wanted = launcher.get("n_jobs", -1)
-    processes = min(jobs, usable_cores() if wanted in (None, -1) else int(wanted))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
-
-
-def _placed(asked: config.Run, hydra_job: Any) -> config.Run:
-    """Return the run on the next of several GPUs, where joblib runs several jobs at a time."""
-    import torch
-
-    parallel = str(hydra_job.launcher.get("_target_", "")).endswith("JoblibLauncher")
-    devices = torch.cuda.device_count() if parallel else 0
-    if devices < 2 or asked.cfg.device not in ("auto", "cuda"):
-        return asked
-    cfg = asked.cfg.copy()
-    cfg.device = f"cuda:{hydra_job.job.num % devices}"
-    return asked._replace(cfg=cfg)
